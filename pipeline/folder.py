@@ -112,7 +112,10 @@ class FrameFolder:
 
 def write_frames_json(folder: Path, frames: FrameFolder) -> None:
     """Write frames.json, whole or not at all; one field a line, so that it reads well."""
-    lines = [f"{json.dumps(name)}: {json.dumps(value, ensure_ascii=False)}" for name, value in asdict(frames).items()]
+    lines = [
+        f"{json.dumps(name)}: {json.dumps(value, ensure_ascii=False)}"
+        for name, value in asdict(frames).items()
+    ]
     write_text(folder / FRAMES_JSON, "{\n" + ",\n".join(lines) + "\n}\n")
 
 
@@ -124,15 +127,27 @@ def read_frames_json(folder: Path) -> FrameFolder:
         source = SourceFile(**values.pop("source"))
         known = {field.name for field in fields(FrameFolder)}
         frames = FrameFolder(source=source, **{name: values[name] for name in values if name in known})
+        _check(frames)
     except FileNotFoundError as error:
         raise FolderError(f"{path} is missing: not a finished folder of frames") from error
+    except OSError as error:
+        raise FolderError(f"{path} cannot be read: {error.strerror}") from error
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise FolderError(
             f"{path} cannot be read ({error}): delete the folder and run `make frames`"
         ) from error
-    if len(frames.sizes) != len(frames.times_us):
-        raise FolderError(f"{path} has {len(frames.times_us)} times and {len(frames.sizes)} sizes: not whole")
     return frames
+
+
+def _check(frames: FrameFolder) -> None:
+    """Raise where a field that others count on is not what it is declared to be."""
+    if not isinstance(frames.video, str) or not isinstance(frames.spec, dict):
+        raise TypeError("video must be text and spec an object")
+    lengths = {len(frames.times_us), len(frames.sizes), len(frames.crc32)}
+    if len(lengths) > 1:
+        raise ValueError(
+            f"{len(frames.times_us)} times, {len(frames.sizes)} sizes, {len(frames.crc32)} checksums"
+        )
 
 
 def find_folders(root: Path) -> list[Path]:

@@ -2,6 +2,7 @@
 
 import threading
 import time
+from typing import Never
 
 from tqdm import tqdm
 
@@ -11,7 +12,7 @@ class VideoBar:
 
     def __init__(self, description: str) -> None:
         self._description = description
-        self._bar: tqdm[None] | None = None
+        self._bar: tqdm[Never] | None = None
         self._lock = threading.Lock()
         self._frames = 0
         self._failures = 0

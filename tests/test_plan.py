@@ -9,8 +9,12 @@ from pipeline.offline.frames import FrameSpec, extract_frames
 from pipeline.offline.plan import make_plan, place_videos
 from tests.videos import write_video
 
-names = st.sampled_from(["A/clip.avi", "A/clip.mp4", "A/clip", "A/clip.avi.avi", "A/clip/x.avi", "A/clip/x.mp4"])
-more = st.sampled_from(["B/clip.avi", "A/v.1.avi", "A/v.avi", "A/clip.avi~2.mkv", "A/clip~2/x.avi", "clip.avi"])
+names = st.sampled_from(
+    ["A/clip.avi", "A/clip.mp4", "A/clip", "A/clip.avi.avi", "A/clip/x.avi", "A/clip/x.mp4"]
+)
+more = st.sampled_from(
+    ["B/clip.avi", "A/v.1.avi", "A/v.avi", "A/clip.avi~2.mkv", "A/clip~2/x.avi", "clip.avi"]
+)
 
 
 @given(first=st.lists(names | more, unique=True), later=st.lists(names | more, unique=True))

@@ -1,0 +1,41 @@
+# Every job a person does, one target each. `make` alone lists them.
+#   DATASET=ucf101   which dataset (default: sample)
+#   JOBS=4           processes (default: all cores)
+#   DATA= MANIFESTS= the two roots (default: data, manifests)
+#   ARGS="..."       anything else, passed on to the script
+
+DATASET ?= sample
+DATA ?= data
+MANIFESTS ?= manifests
+PYTHON ?= python3
+PY := .venv/bin/python
+PIP := $(PY) -m pip --quiet --disable-pip-version-check --require-virtualenv --constraint constraints.txt
+JOBS_ARG = $(if $(JOBS),--jobs $(JOBS))
+WHERE = --dataset "$(DATASET)" --data "$(DATA)" --manifests "$(MANIFESTS)"
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo sample frames manifest verify pack train profile tune doctor bench report test lint check format
+
+help: ## this list
+	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
+
+setup: .venv/.done ## the virtual environment .venv with everything, once
+
+# A file in it says that it is whole: a set-up that was interrupted is done again.
+.venv/.done: pyproject.toml constraints.txt
+	$(PYTHON) -m venv .venv
+	$(PIP) install setuptools
+	$(PIP) install --no-build-isolation --editable ".[dev,tensorboard]"
+	touch $@
+
+sample: .venv/.done ## draw the small dataset whose classes need motion to tell apart
+	$(PY) -m scripts.make_sample --data "$(DATA)" $(JOBS_ARG) $(ARGS)
+
+frames: .venv/.done ## decode what is new or changed; then the manifest
+	$(PY) -m scripts.extract_frames $(WHERE) $(JOBS_ARG) $(ARGS)
+
+manifest: .venv/.done ## the manifest from frames and split lists alone
+	$(PY) -m scripts.build_manifest $(WHERE) $(ARGS)
+
+verify: .venv/.done ## check every folder of frames; REPAIR=1 makes anew what fails
+	$(PY) -m scripts.verify_frames $(WHERE) $(JOBS_ARG) $(if $(REPAIR),--repair) $(ARGS)

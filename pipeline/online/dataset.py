@@ -1,0 +1,295 @@
+"""A `ClipRef` to a clip, many to a batch: a pure function of manifest, specs and refs."""
+
+import os
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import Any, Literal, NamedTuple, cast
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import Dataset, get_worker_info
+
+from pipeline.errors import StoreError
+from pipeline.jpeg import JpegError, crop_jpeg, decode_jpeg, jpeg_size
+from pipeline.manifest import Manifest
+from pipeline.online.augment import (
+    AugmentSpec,
+    DrawnAugment,
+    apply_to_frame,
+    apply_user_transform,
+    draw_augment,
+)
+from pipeline.online.collate import Clip, ClipBatch, empty_frames
+from pipeline.online.columns import SharedColumns, shared
+from pipeline.online.samplers import ClipRef, EpochSampler
+from pipeline.online.store import Jpeg, Store
+from pipeline.online.windows import WindowSpec, draw_start, frame_indices
+from pipeline.seeds import generator
+
+_REPLACEMENT_STREAM = 6
+"""Second number of a generator's key; the picture's and the device's draws have 1 to 5."""
+_MAX_ATTEMPTS = 8
+_MAX_PROCESSES = 1024
+
+
+class _Read(NamedTuple):
+    """What there is of a clip before its frames are decoded."""
+
+    ref: ClipRef
+    key: str
+    indices: np.ndarray
+    jpegs: Sequence[Jpeg]
+    times_s: np.ndarray
+    label: int
+    height: int
+    width: int
+
+
+class ClipDataset(Dataset[Clip]):
+    """The clips of a manifest's videos.
+
+    manifest   rows that have frames, as those of `manifest.select(...)`
+    store      where their bytes come from; keyed by the manifest's `frames`
+    augment    how a clip is cut; None leaves frames whole, and they must then be of one size
+    transform  a torchvision v2 transform that follows, called with the clip as uint8 (T, C, H, W) and seeded
+               from the ref; it must give uint8
+    on_bad     a frame that cannot be had: `raise` names it; `skip` takes another clip in its place, drawn
+               from the ref's seed, and counts it in `replaced`. Evaluation (refs of seed 0) always raises
+    max_skips  clips that may be replaced before `skip` raises, too
+    threads    clips decoded at the same time in one process; decoding and resizing let go of the GIL
+
+    `dataset[ref]` is a pure function of the ref, and `dataset[i]` the clip at position i of epoch 0 of
+    `EpochSampler(manifest, window)`. Workers are sent paths and file descriptors only.
+    """
+
+    def __init__(
+        self,
+        manifest: Manifest,
+        store: Store,
+        window: WindowSpec,
+        *,
+        augment: AugmentSpec | None = None,
+        transform: Callable[[Any], Any] | None = None,
+        on_bad: Literal["raise", "skip"] = "raise",
+        max_skips: int = 100,
+        threads: int = 1,
+    ) -> None:
+        if on_bad not in ("raise", "skip"):
+            raise ValueError(f"on_bad is raise or skip, got {on_bad!r}")
+        if threads < 1 or max_skips < 0:
+            raise ValueError(f"threads must be >= 1 and max_skips >= 0, got {threads} and {max_skips}")
+        self.manifest: Manifest | None = manifest
+        """What the dataset was made of; None in a worker that was spawned."""
+        self.store = store
+        self.window = window
+        self.augment = augment
+        self.transform = transform
+        self.on_bad = on_bad
+        self.max_skips = max_skips
+        self.threads = threads
+        self.columns = SharedColumns(manifest)
+        self.clip_bytes = window.frames * 3 * _pixels(manifest, augment)
+        """Bytes of the largest clip, before a transform."""
+        # One place for each process, so that none waits for another: itself, then worker 0, 1, ...
+        self._replaced = shared(torch.zeros(_MAX_PROCESSES, dtype=torch.int64))
+        self._local = _Local()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "manifest": None}
+
+    def __len__(self) -> int:
+        return len(self.columns)
+
+    @property
+    def replaced(self) -> int:
+        """Clips that `on_bad="skip"` has replaced so far, in all processes."""
+        return int(self._replaced.sum())
+
+    def __getitem__(self, ref: ClipRef | int) -> Clip:
+        batch = self.__getitems__([ref])
+        return Clip(
+            frames=batch.frames[0],
+            label=int(batch.labels[0]),
+            video=int(batch.videos[0]),
+            start=int(batch.starts[0]),
+            times_s=batch.times_s[0],
+            extras={name: values[0] for name, values in batch.extras.items()},
+        )
+
+    def __getitems__(self, refs: Sequence[ClipRef | int]) -> ClipBatch:
+        """A batch, decoded straight into the memory that the main process will get."""
+        asked = [ref if isinstance(ref, tuple) else self._ref_at(ref) for ref in refs]
+        if self.augment is not None and self.transform is None:
+            frames = empty_frames(len(asked), self.window.frames, *self.augment.size_hw)
+            clips = self._map(self._fill, asked, frames.numpy())
+        else:
+            made = self._map(self._make, asked)
+            clips = [clip for clip, _ in made]
+            frames = _stacked([pictures for _, pictures in made], [clip.key for clip in clips])
+        return ClipBatch(
+            frames=frames,
+            labels=torch.tensor([clip.label for clip in clips]),
+            videos=torch.tensor([clip.ref.video for clip in clips]),
+            starts=torch.tensor([int(clip.indices[0]) for clip in clips]),
+            times_s=torch.from_numpy(np.stack([clip.times_s for clip in clips])),
+            extras={"seed": torch.tensor([clip.ref.seed for clip in clips])},
+        )
+
+    def _map(self, function: Callable[..., Any], *args: Any) -> list[Any]:
+        """In threads where there are some."""
+        if self.threads == 1 or len(args[0]) == 1:
+            return list(map(function, *args))
+        return list(self._local.pool(self.threads).map(function, *args))
+
+    def _ref_at(self, position: int) -> ClipRef:
+        # The columns are all that a sampler needs of a manifest to say what stands where.
+        sampler = EpochSampler(cast(Manifest, self.columns), self.window)
+        return sampler.refs_at(np.array([range(len(self))[position]]), epoch=0)[0]
+
+    def _fill(self, ref: ClipRef, out: np.ndarray) -> _Read:
+        """Decode a clip into `out`, uint8 (T, H, W, 3); what is bad is replaced where that is allowed."""
+        return self._or_replaced(ref, partial(self._decode_into, out=out))
+
+    def _make(self, ref: ClipRef) -> tuple[_Read, np.ndarray]:
+        """A clip and its pictures, uint8 (T, H, W, 3), of a size that only they know."""
+        pictures: list[np.ndarray] = []
+
+        def decode(clip: _Read) -> None:
+            size_hw = self.augment.size_hw if self.augment else (clip.height, clip.width)
+            out = np.empty((len(clip.indices), *size_hw, 3), np.uint8)
+            self._decode_into(clip, out)
+            if self.transform is not None:
+                out = apply_user_transform(self.transform, out, clip.ref.seed)
+            pictures.append(out)
+
+        return self._or_replaced(ref, decode), pictures[-1]
+
+    def _or_replaced(self, ref: ClipRef, decode: Callable[[_Read], None]) -> _Read:
+        for attempt in range(_MAX_ATTEMPTS + 1):
+            candidate = ref if attempt == 0 else self._replacement(ref, attempt)
+            try:
+                clip = self._read(candidate)
+                decode(clip)
+                return clip
+            except StoreError:
+                if self.on_bad == "raise" or not ref.seed or attempt == _MAX_ATTEMPTS:
+                    raise
+                if self.replaced >= self.max_skips:
+                    raise
+                self._count_replaced()
+        raise AssertionError("the last attempt returns or raises")
+
+    def _replacement(self, ref: ClipRef, attempt: int) -> ClipRef:
+        """Another clip, from the ref's own seed: the same on any topology."""
+        rng = generator(ref.seed, _REPLACEMENT_STREAM, attempt)
+        row = int(rng.integers(len(self)))
+        num_frames, fps = (self.columns.column(name)[row] for name in ("num_frames", "fps"))
+        return ClipRef(row, draw_start(int(num_frames), self.window, rng, video_fps=float(fps)), ref.seed)
+
+    def _count_replaced(self) -> None:
+        worker = get_worker_info()
+        place = 0 if worker is None else 1 + worker.id % (_MAX_PROCESSES - 1)
+        with self._local.lock:
+            self._replaced[place] += 1
+
+    def _read(self, ref: ClipRef) -> _Read:
+        key = self.columns.frames(ref.video)
+        times_us = self.store.times_us(key)
+        indices = frame_indices(
+            min(ref.start, len(times_us) - 1),
+            len(times_us),
+            self.window,
+            times_us=times_us,
+            seed=ref.seed,
+            video=key,
+        )
+        jpegs = self.store.read(key, indices)
+        try:
+            height, width = jpeg_size(jpegs[0])
+        except JpegError as error:
+            raise self._bad_frame(key, int(indices[0]), error) from error
+        return _Read(
+            ref, key, indices, jpegs, times_us[indices] / 1e6, self.columns.label(ref.video), height, width
+        )
+
+    def _decode_into(self, clip: _Read, out: np.ndarray) -> None:
+        """Each frame once, though a short video may show it more often."""
+        drawn = self._drawn(clip)
+        seen: dict[int, int] = {}
+        for place, (index, jpeg) in enumerate(zip(clip.indices.tolist(), clip.jpegs, strict=True)):
+            if index in seen:
+                out[place] = out[seen[index]]
+                continue
+            try:
+                self._decode_frame(jpeg, drawn, out[place])
+            except ValueError as error:  # a JpegError, or a frame of another size than the first
+                raise self._bad_frame(clip.key, index, error) from error
+            seen[index] = place
+
+    def _drawn(self, clip: _Read) -> DrawnAugment | None:
+        if self.augment is None:
+            return None
+        ref = clip.ref
+        return draw_augment(
+            self.augment, ref.seed, height=clip.height, width=clip.width, label=clip.label, crop=ref.crop
+        )
+
+    def _decode_frame(self, jpeg: Jpeg, drawn: DrawnAugment | None, out: np.ndarray) -> None:
+        if drawn is None:
+            decode_jpeg(jpeg, out)
+            return
+        region = crop_jpeg(jpeg, *drawn.box)
+        pixels = decode_jpeg(region.data, self._local.scratch(region.height * region.width * 3))
+        apply_to_frame(pixels, drawn.shifted(region.top, region.left), out)
+
+    def _bad_frame(self, key: str, index: int, error: Exception) -> StoreError:
+        return StoreError(f"frame {index} of {key!r} in {self.store!r}: {error}; run `make verify REPAIR=1`")
+
+
+def _pixels(manifest: Manifest, augment: AugmentSpec | None) -> int:
+    """Pixels of the largest frame that a clip can have."""
+    if augment is not None:
+        return augment.size_hw[0] * augment.size_hw[1]
+    return int((manifest.column("width").astype(np.int64) * manifest.column("height")).max(initial=0))
+
+
+def _stacked(pictures: list[np.ndarray], keys: list[str]) -> Tensor:
+    shapes: dict[tuple[int, ...], str] = {}
+    for key, each in zip(keys, pictures, strict=True):
+        shapes.setdefault(each.shape, key)
+    if len(shapes) > 1:
+        found = ", ".join(f"{key!r} has {shape}" for shape, key in list(shapes.items())[:2])
+        raise StoreError(
+            f"clips of one batch differ in shape: {found}; give augment= to cut them to one size"
+        )
+    frames = empty_frames(len(pictures), *pictures[0].shape[:3])
+    np.stack(pictures, out=frames.numpy())
+    return frames
+
+
+class _Local:
+    """What belongs to one process or thread and is never handed on: memory to decode in, threads."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self._thread = threading.local()
+        self._pool: tuple[int, ThreadPoolExecutor] | None = None
+
+    def __reduce__(self) -> tuple[type["_Local"], tuple[()]]:
+        return _Local, ()
+
+    def scratch(self, size: int) -> np.ndarray:
+        """uint8 (>= size,), this thread's own, good until it is asked for again."""
+        buffer = getattr(self._thread, "buffer", None)
+        if buffer is None or len(buffer) < size:
+            buffer = self._thread.buffer = np.empty(size, np.uint8)
+        return cast(np.ndarray, buffer)
+
+    def pool(self, threads: int) -> ThreadPoolExecutor:
+        """This process's threads; those of a parent do not exist in a fork."""
+        if self._pool is None or self._pool[0] != os.getpid():
+            self._pool = os.getpid(), ThreadPoolExecutor(threads, thread_name_prefix="clipfeed")
+        return self._pool[1]
