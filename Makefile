@@ -21,12 +21,15 @@ help: ## this list
 
 setup: .venv/.done ## the virtual environment .venv with everything, once
 
-# A file in it says that it is whole: a set-up that was interrupted is done again.
+# The file says that it is whole: a set-up that was interrupted is done again.
 .venv/.done: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
 	$(PIP) install setuptools
-	$(PIP) install --no-build-isolation --editable ".[dev,tensorboard]"
+	$(PIP) install --no-build-isolation --editable ".[cluster,dev,tensorboard]"
 	touch $@
+
+demo: .venv/.done ## sample videos -> frames -> manifest -> pack -> a short training -> a summary, from nothing
+	$(PY) -m scripts.demo --data "$(DATA)" --manifests "$(MANIFESTS)" $(JOBS_ARG) $(ARGS)
 
 sample: .venv/.done ## draw the small dataset whose classes need motion to tell apart
 	$(PY) -m scripts.make_sample --data "$(DATA)" $(JOBS_ARG) $(ARGS)
@@ -39,3 +42,29 @@ manifest: .venv/.done ## the manifest from frames and split lists alone
 
 verify: .venv/.done ## check every folder of frames; REPAIR=1 makes anew what fails
 	$(PY) -m scripts.verify_frames $(WHERE) $(JOBS_ARG) $(if $(REPAIR),--repair) $(ARGS)
+
+pack: .venv/.done ## the byte store: all JPEGs in one file that every worker maps
+	$(PY) -m scripts.pack_frames $(WHERE) $(ARGS)
+
+train: .venv/.done ## train and evaluate a clip classifier; resumes
+	$(PY) -m scripts.train $(WHERE) $(if $(MODEL),--model $(MODEL)) $(ARGS)
+
+doctor: .venv/.done ## what this machine has, and what will hurt
+	$(PY) -m scripts.doctor $(WHERE) $(ARGS)
+
+bench: .venv/.done ## this loader and this extractor beside the others, in one run; ARGS=offline or online
+	$(PY) -m scripts.bench $(ARGS)
+
+test: .venv/.done ## the tests
+	$(PY) -m pytest $(ARGS)
+
+lint: .venv/.done ## format, lint, types
+	$(PY) -m ruff format --check .
+	$(PY) -m ruff check .
+	$(PY) -m mypy
+
+check: lint test ## format, lint, types and tests: the same for a person and for CI
+
+format: .venv/.done ## write the format, mend what lint can mend
+	$(PY) -m ruff format .
+	$(PY) -m ruff check --fix .

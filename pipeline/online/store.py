@@ -246,8 +246,8 @@ class OpenedStore:
 
 
 def open_store(
-    frames_root: Path,
-    pack: Path,
+    frames_root: str | Path,
+    pack: str | Path,
     *,
     cache: Cache = "auto",
     manifest: Manifest | None = None,
@@ -264,6 +264,7 @@ def open_store(
     With a manifest, a pack of other frames is refused: `PackStore.check_against`, and
     `is_thorough` has it look at every frames.json.
     """
+    frames_root, pack = Path(frames_root), Path(pack)
     if cache == "off" or (cache == "auto" and not pack.exists()):
         why = "cache=off" if cache == "off" else f"no pack at {pack} ({advice(pack)} for faster reads)"
         return OpenedStore(
