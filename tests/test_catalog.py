@@ -50,7 +50,7 @@ def make_folder(root: Path, video: str, *, name: str | None = None, num_frames: 
 
 def fail(root: Path, video: str, **other) -> None:
     values = {"frames": video.rsplit(".", 1)[0], "stage": "open", "error": "no video stream"}
-    write_failure(root, FailedVideo(video=video, **{**values, "source": None, "spec": SPEC, **other}))
+    write_failure(root, FailedVideo(video=video, **{**values, "spec": SPEC, **other}))
 
 
 class Dataset:
@@ -367,14 +367,8 @@ def test_of_two_folders_of_one_video_its_own_is_taken(tiny):
 
 def test_a_failure_that_outlived_its_mending_is_forgotten(tiny):
     tiny.add("A/x.avi")
-    fail(tiny.frames, "A/x.avi", source=SOURCE)
+    fail(tiny.frames, "A/x.avi")
     assert [row.status for row in tiny.build()] == ["ok"]
-
-
-def test_a_failure_of_another_source_goes_before_the_folder_of_the_old_one(tiny):
-    tiny.add("A/x.avi")
-    fail(tiny.frames, "A/x.avi", source=SourceFile(bytes=1, mtime_ns=1, sha256="cd"))
-    assert [(row.status, row.frames) for row in tiny.build()] == [("failed", "")]
 
 
 def test_a_frames_root_that_cannot_be_written_is_named(tiny, monkeypatch):

@@ -16,7 +16,7 @@ from pipeline.folder import find_folders
 from pipeline.offline.extract import RunSpec, extract_all
 from pipeline.offline.failures import read_failures
 from pipeline.offline.frames import FrameSpec
-from tests.videos import read_k, write_video
+from tests.videos import grey, read_k, write_video
 
 ROOT = Path(__file__).parents[1]
 GOOD = [f"A/{number}.avi" for number in range(5)]
@@ -279,3 +279,39 @@ def test_the_number_of_jobs_changes_nothing_on_disk(root, tmp_path):
     (root / "frames").rename(root / "one")
     extract(root, GOOD, RunSpec(jobs=3))
     assert {name: size for name, (size, _) in tree(root / "frames").items()} == one
+
+
+def test_videos_of_the_same_stem_keep_their_own_pixels_and_a_later_one_moves_nothing(tmp_path):
+    def write(name: str, k: int) -> None:
+        pictures = [np.full((48, 64, 3), grey(k), np.uint8)] * 2
+        codec = "libx264" if name.endswith("mp4") else "mpeg4"
+        write_video(tmp_path / "videos" / name, codec=codec, pictures=pictures)
+
+    names = {"A/clip.mp4": 3, "A/v.1.avi": 7, "A/v.avi": 11, "B/clip.avi": 15}
+    for name, k in names.items():
+        write(name, k)
+    first = extract(tmp_path, sorted(names))
+    before = tree(tmp_path / "frames")
+    names["A/clip.avi"] = 19  # sorts before A/clip.mp4, but comes later
+    write("A/clip.avi", 19)
+    second = extract(tmp_path, sorted(names))
+    assert before.items() <= tree(tmp_path / "frames").items()
+    placed = {done.task.video: done.task.frames for done in (*first.made, *second.made)}
+    assert len(set(placed.values())) == 5
+    for name, k in names.items():
+        files = sorted((tmp_path / "frames" / placed[name]).glob("*.jpg"))
+        assert [read_k(file) for file in files] == [k, k]
+
+
+def test_failures_come_and_go_with_their_cause(root):
+    bad = root / "videos" / "A" / "bad.avi"
+    bad.write_bytes(b"no video")
+    names = sorted([*GOOD, "A/bad.avi"])
+    assert [failed.stage for failed in extract(root, names).failures] == ["open"]
+    assert not (root / "frames" / "A" / "bad").exists()
+    again = extract(root, names)
+    assert (again.kept, [failed.video for failed in again.failures]) == (5, ["A/bad.avi"])
+    write_video(bad, frames=3)
+    mended = extract(root, names)
+    assert [(done.task.video, done.task.reason) for done in mended.made] == [("A/bad.avi", "failed before")]
+    assert read_failures(root / "frames") == []

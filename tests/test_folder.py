@@ -76,7 +76,7 @@ def test_frames_json_that_is_not_whole_names_the_file(tmp_path, text):
 
 def test_times_and_sizes_of_different_length_are_refused(tmp_path):
     write_frames_json(tmp_path, replace(FRAMES, sizes=[700]))
-    with pytest.raises(FolderError, match="2 times, 1 sizes"):
+    with pytest.raises(FolderError, match="2 times and 1 sizes"):
         read_frames_json(tmp_path)
 
 

@@ -47,22 +47,26 @@ def test_ci_runs_the_commands_that_cannot_run_inside_the_tests():
         assert re.search(rf"(?m)^{re.escape(command)}( |$)", script)
 
 
+def make(root: Path, words: list[str]) -> subprocess.CompletedProcess[str]:
+    place = [f"DATA={root / 'data'}", f"MANIFESTS={root / 'manifests'}", f"PY={sys.executable}"]
+    command = ["make", *words, *place, "-o", ".venv/.done"]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+
+
 @pytest.mark.parametrize("command", [command for command in COMMANDS if command not in RUN_BY_CI])
 def test_a_command_of_the_readme_works(root, command):
-    words = shlex.split(command)
-    assert words[0] == "make"
-    if words[1] == "train":
-        words.append(f"ARGS=--epochs 1 --out {root / 'run'}")  # on the size of a test, not of UCF101
-    words = [word.replace("build/", f"{root}/") for word in words]
-    place = [f"DATA={root / 'data'}", f"MANIFESTS={root / 'manifests'}", f"PY={sys.executable}"]
-    run = subprocess.run(
-        [*words, *place, "-o", ".venv/.done"], cwd=ROOT, capture_output=True, text=True, check=False
-    )
+    first, *words = shlex.split(command)
+    assert first == "make"
+    if words[0] == "train":
+        words.append(f"ARGS=--epochs 1 --out {root / 'run'}")  # of a test's length, not of UCF101's
+    run = make(root, [word.replace("build/", f"{root}/") for word in words])
     assert run.returncode == 0, run.stdout + run.stderr
     assert "Traceback" not in run.stderr
 
 
 def test_the_example_in_python_works(root):
+    for words in (["frames", "DATASET=ucf101"], ["pack", "DATASET=ucf101"]):
+        assert make(root, words).returncode == 0
     code = re.search(r"```python\n(.*?)```", README, re.DOTALL)[1]
     (root / "example.py").write_text(code)
     run = subprocess.run(

@@ -1,0 +1,1 @@
+"""What a machine and a loader do, and what to change first."""

@@ -170,9 +170,7 @@ def read_frames(frames_root: Path, *, dataset: str) -> FoundFrames:
             unreadable.append(name)
             continue
         specs[json.dumps(folder.spec, sort_keys=True)] += 1
-        if folder.video in failures and not _is_outdated(failures[folder.video], folder):
-            continue
-        failures.pop(folder.video, None)
+        failures.pop(folder.video, None)  # a run was killed before it could forget a mended failure
         row = _row(name, folder)
         if folder.video in rows:
             row, left = _own_folder_first(rows[folder.video], row)
@@ -191,11 +189,6 @@ def read_frames(frames_root: Path, *, dataset: str) -> FoundFrames:
         unreadable=tuple(unreadable),
         warnings=(*warnings, *spec_warnings),
     )
-
-
-def _is_outdated(failed: FailedVideo, folder: FrameFolder) -> bool:
-    """Whether a failure is of the very source and options that gave a folder after all."""
-    return failed.source == folder.source and failed.spec == folder.spec
 
 
 def _own_folder_first(one: VideoRecord, other: VideoRecord) -> tuple[VideoRecord, VideoRecord]:

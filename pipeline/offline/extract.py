@@ -16,7 +16,7 @@ from joblib import Parallel, delayed
 
 from pipeline.errors import PipelineError, VideoError
 from pipeline.files import free_bytes
-from pipeline.folder import FrameFolder, SourceFile
+from pipeline.folder import FrameFolder
 from pipeline.offline.failures import FailedVideo, clear_failure, read_failures, write_failure
 from pipeline.offline.frames import SCRATCH, FrameSpec
 from pipeline.offline.plan import Plan, Task, make_plan
@@ -180,7 +180,7 @@ def _extract_one(
             job, time_limit_s=run.time_limit_s, stall_limit_s=run.stall_limit_s, on_frames=hooks.on_frames
         )
     except VideoError as error:
-        return VideoDone(task=task, frames=None, failure=_failed(task, job.video, spec, error))
+        return VideoDone(task=task, frames=None, failure=_failed(task, spec, error))
     except OSError as error:
         return error
     return VideoDone(task=task, frames=frames, failure=None)
@@ -195,19 +195,12 @@ def _worker(hooks: _Hooks) -> DecoderProcess:
     return worker
 
 
-def _failed(task: Task, video: Path, spec: FrameSpec, error: VideoError) -> FailedVideo:
-    source = None
-    try:
-        stat = video.stat()
-        source = SourceFile(bytes=stat.st_size, mtime_ns=stat.st_mtime_ns, sha256="")
-    except OSError:
-        pass  # the message says what is wrong with the file
+def _failed(task: Task, spec: FrameSpec, error: VideoError) -> FailedVideo:
     return FailedVideo(
         video=task.video,
         frames=task.frames,
         stage=error.stage,
         error=error.message,
-        source=source,
         spec=spec.as_json(),
     )
 

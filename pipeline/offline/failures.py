@@ -10,7 +10,6 @@ from typing import Any
 
 from pipeline.errors import FolderError
 from pipeline.files import write_text
-from pipeline.folder import SourceFile
 
 FAILURES = ".failed"
 
@@ -26,8 +25,6 @@ class FailedVideo:
     stage: str
     """How far it came: `open`, `stream`, `decode`, `encode` or `worker`."""
     error: str
-    source: SourceFile | None
-    """None where the file could not be read at all."""
     spec: dict[str, Any]
 
 
@@ -48,9 +45,8 @@ def read_failures(frames_root: Path) -> list[FailedVideo]:
     for path in (frames_root / FAILURES).glob("*.json"):
         try:
             values = json.loads(path.read_text(encoding="utf-8"))
-            source = values.pop("source")
-            found.append(FailedVideo(source=SourceFile(**source) if source else None, **values))
-        except (ValueError, TypeError, KeyError, AttributeError) as error:
+            found.append(FailedVideo(**values))
+        except (ValueError, TypeError) as error:
             raise FolderError(f"{path} cannot be read ({error}): delete it and run `make frames`") from error
     return sorted(found, key=lambda failed: failed.video)
 
