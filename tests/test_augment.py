@@ -173,7 +173,7 @@ def test_a_part_of_the_frame_that_holds_the_box_is_enough(pictures, mode):
     "box", [(-1, 0, 100, 100), (0, -1, 100, 100), (141, 0, 100, 100), (0, 221, 100, 100)]
 )
 def test_a_box_that_leaves_the_frame_is_refused(pictures, box):
-    with pytest.raises(ValueError, match="leaves a frame of shape"):
+    with pytest.raises(ValueError, match="leaves frames of shape"):
         apply_to_frame(pictures[0], drawn_box(*box))
 
 
@@ -199,7 +199,7 @@ def resize_and_crop(frame, spec, which="centre"):
     if which == "centre":
         return to_numpy(tv.center_crop(resized, list(spec.size_hw)))
     out_height, out_width = spec.size_hw
-    along_y = height > width
+    along_y = frame.shape[0] > frame.shape[1]  # of the frame: resized, 21x20 may be as high as wide
     top = {0: 0, 1: round((height - out_height) / 2), 2: height - out_height}[which if along_y else 1]
     left = {0: 0, 1: round((width - out_width) / 2), 2: width - out_width}[1 if along_y else which]
     return to_numpy(resized)[top : top + out_height, left : left + out_width]

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipeline.jpeg import JpegError, crop_jpeg, decode_jpeg, encode_jpeg, jpeg_size, restart_mcus
+from pipeline.jpeg import JpegError, crop_jpegs, decode_jpeg, encode_jpeg, jpeg_size, restart_mcus
 
 
 def segments(jpeg: bytes) -> dict[int, bytes]:
@@ -71,47 +71,89 @@ def test_a_crop_decodes_to_the_same_pixels_as_the_whole(jpeg, data):
     jpeg, height, width = jpeg
     top, left = data.draw(st.integers(0, height - 1)), data.draw(st.integers(0, width - 1))
     tall, wide = data.draw(st.integers(1, height - top)), data.draw(st.integers(1, width - left))
-    region = crop_jpeg(memoryview(jpeg), top, left, tall, wide)
-    part = decode_jpeg(region.data)
-    assert part.shape == (region.height, region.width, 3)
-    inside = part[top - region.top :, left - region.left :][:tall, :wide]
-    np.testing.assert_array_equal(inside, decode_jpeg(jpeg)[top : top + tall, left : left + wide])
+    for jpegs in ([memoryview(jpeg)], [jpeg, memoryview(jpeg), jpeg]):
+        regions = crop_jpegs(jpegs, top, left, tall, wide)
+        assert len(regions.jpegs) == len(jpegs)
+        for region in regions.jpegs:
+            part = decode_jpeg(region)
+            assert part.shape == (regions.height, regions.width, 3)
+            inside = part[top - regions.top :, left - regions.left :][:tall, :wide]
+            np.testing.assert_array_equal(inside, decode_jpeg(jpeg)[top : top + tall, left : left + wide])
+
+
+def noise_jpeg(seed, height, width, interval):
+    picture = np.random.default_rng(seed).integers(0, 256, (height, width, 3), np.uint8)
+    return encode_jpeg(picture, quality=90, restart_mcus=interval)
+
+
+def test_frames_of_a_clip_are_cut_together_and_each_keeps_its_pixels():
+    jpegs = [noise_jpeg(seed, 100, 130, 3) for seed in range(5)]
+    regions = crop_jpegs(jpegs, 30, 50, 40, 60)
+    for jpeg, region in zip(jpegs, regions.jpegs, strict=True):
+        inside = decode_jpeg(region)[30 - regions.top :, 50 - regions.left :][:40, :60]
+        np.testing.assert_array_equal(inside, decode_jpeg(jpeg)[30:70, 50:110])
 
 
 def test_a_crop_takes_only_the_tiles_it_needs():
-    picture = np.random.default_rng(0).integers(0, 256, (240, 320, 3), np.uint8)
-    jpeg = encode_jpeg(picture, quality=90, restart_mcus=restart_mcus(320))  # tiles of 64 x 16
-    region = crop_jpeg(jpeg, 34, 70, 60, 50)
-    assert region[1:] == (32, 64, 64, 64)
-    assert len(region.data) < len(jpeg) / 12
+    jpeg = noise_jpeg(0, 240, 320, 4)  # tiles of 64 x 16
+    regions = crop_jpegs([jpeg], 34, 70, 60, 50)
+    assert regions[1:] == (32, 64, 64, 64)
+    assert len(regions.jpegs[0]) < len(jpeg) / 12
     # Any decoder takes it: a valid JPEG of its own.
-    other = cv2.imdecode(np.frombuffer(region.data, np.uint8), cv2.IMREAD_COLOR_RGB)
-    np.testing.assert_array_equal(other, decode_jpeg(region.data))
+    other = cv2.imdecode(np.frombuffer(regions.jpegs[0], np.uint8), cv2.IMREAD_COLOR_RGB)
+    np.testing.assert_array_equal(other, decode_jpeg(regions.jpegs[0]))
 
 
 @pytest.mark.parametrize("options", [(), (cv2.IMWRITE_JPEG_PROGRESSIVE, 1, cv2.IMWRITE_JPEG_RST_INTERVAL, 2)])
 def test_a_jpeg_that_cannot_be_taken_apart_comes_back_whole(options):
     jpeg = cv2.imencode(".jpg", np.zeros((64, 64, 3), np.uint8), options)[1].tobytes()
-    assert crop_jpeg(jpeg, 20, 20, 8, 8) == (jpeg, 0, 0, 64, 64)
+    assert crop_jpegs([jpeg], 20, 20, 8, 8) == ([jpeg], 0, 0, 64, 64)
 
 
 def test_a_grey_jpeg_comes_back_whole_and_decodes_to_three_channels():
     options = (cv2.IMWRITE_JPEG_RST_INTERVAL, 1)
     jpeg = cv2.imencode(".jpg", np.full((32, 48), 77, np.uint8), options)[1].tobytes()
-    assert crop_jpeg(jpeg, 20, 20, 8, 8).data == jpeg
+    assert crop_jpegs([jpeg], 20, 20, 8, 8).jpegs == [jpeg]
     assert (decode_jpeg(jpeg) == 77).all()
     assert jpeg_size(jpeg) == (32, 48)
 
 
+def test_frames_with_other_tables_come_back_whole():
+    jpegs = [noise_jpeg(0, 64, 64, 2), noise_jpeg(1, 64, 64, 4)]
+    assert crop_jpegs(jpegs, 20, 20, 8, 8) == (jpegs, 0, 0, 64, 64)
+
+
+def test_a_frame_of_another_size_is_told_by_its_place():
+    jpegs = [noise_jpeg(0, 64, 64, 2), noise_jpeg(0, 64, 64, 2), noise_jpeg(1, 64, 96, 2)]
+    with pytest.raises(JpegError, match="96x64, the clip's first frame 64x64") as caught:
+        crop_jpegs(jpegs, 20, 20, 8, 8)
+    assert caught.value.place == 2
+
+
 @pytest.mark.parametrize("cut", [0, 1, 100, 0.6])
 def test_a_jpeg_that_is_cut_short_is_damaged(cut):
-    picture = np.random.default_rng(0).integers(0, 256, (96, 128, 3), np.uint8)
-    jpeg = encode_jpeg(picture, quality=90, restart_mcus=4)
-    jpeg = jpeg[: int(len(jpeg) * cut) if cut < 1 else cut]
+    whole = noise_jpeg(0, 96, 128, 4)
+    jpeg = whole[: int(len(whole) * cut) if cut < 1 else cut]
     with pytest.raises(JpegError, match="JPEG"):
-        crop_jpeg(jpeg, 0, 0, 16, 16)
+        crop_jpegs([jpeg], 0, 0, 16, 16)
     with pytest.raises(JpegError, match="JPEG"):
         decode_jpeg(jpeg)
+    with pytest.raises(JpegError, match="JPEG") as caught:
+        crop_jpegs([whole, whole, jpeg, whole], 0, 0, 16, 16)
+    assert caught.value.place == 2
+
+
+def test_tables_that_look_like_markers_do_not_mislead():
+    # At quality 1 every number of a quantisation table is 255: a marker's first byte.
+    picture = np.random.default_rng(0).integers(0, 256, (64, 64, 3), np.uint8)
+    jpeg = bytearray(encode_jpeg(picture, quality=1, restart_mcus=2))
+    table = jpeg.index(b"\xff\xff\xff")
+    jpeg[table + 1] = 0xD3
+    regions = crop_jpegs([bytes(jpeg)] * 3, 20, 20, 8, 8)
+    assert regions.height == 16
+    for region in regions.jpegs:
+        inside = decode_jpeg(region)[20 - regions.top :, 20 - regions.left :][:8, :8]
+        np.testing.assert_array_equal(inside, decode_jpeg(bytes(jpeg))[20:28, 20:28])
 
 
 def test_pixels_are_written_into_memory_that_is_given():

@@ -3,7 +3,7 @@
 `draw_augment` is all the chance and `apply_augment` all the arithmetic, so frames of one clip cannot be
 augmented apart. A draw says what part of the source it needs before anything is decoded.
 
-    spec, seed, frame size -> draw_augment -> DrawnAugment -> apply_to_frame (each frame, into the batch)
+    spec, seed, frame size -> draw_augment -> DrawnAugment -> apply_augment (into the batch)
 
 Resizing agrees with torchvision's v2 `resized_crop(..., antialias=True)` on the same box.
 """
@@ -11,9 +11,9 @@ Resizing agrees with torchvision's v2 `resized_crop(..., antialias=True)` on the
 import difflib
 import random
 import threading
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias, cast
 
 import cv2
 import numpy as np
@@ -110,50 +110,60 @@ def _may_flip(spec: AugmentSpec, label: int | None) -> bool:
     return label not in spec.no_flip_labels
 
 
-def apply_augment(frames: Iterable[Frames], drawn: DrawnAugment) -> Frames:
-    """All frames of a clip treated alike: uint8 (H, W, 3) each -> uint8 (T, out height, out width, 3)."""
-    return np.stack([apply_to_frame(frame, drawn) for frame in frames])
+def apply_augment(
+    frames: Frames | Sequence[Frames], drawn: DrawnAugment, out: Frames | None = None
+) -> Frames:
+    """Cut, resize and mirror all frames of a clip alike, straight into `out`, which is returned.
+
+    frames  uint8 (T, H, W, 3), in which the draw's box lies
+    out     uint8 (T, out height, out width, 3), C-contiguous: a part of a batch; None makes one
+
+    ValueError where the box leaves the frames or `out` does not fit.
+    """
+    frames = np.asarray(frames)
+    top, left, height, width = drawn.box
+    if top < 0 or left < 0 or top + height > frames.shape[1] or left + width > frames.shape[2]:
+        raise ValueError(f"box (top, left, height, width) {drawn.box} leaves frames of shape {frames.shape}")
+    shape = (len(frames), *drawn.size_hw, 3)
+    if out is None:
+        out = np.empty(shape, np.uint8)
+    elif out.shape != shape or out.dtype != np.uint8 or not out.flags.c_contiguous:
+        raise ValueError(f"out must be contiguous uint8 {shape}, got {out.dtype} {out.shape}")
+    source = frames[:, top : top + height, left : left + width]
+    resized = _resized(source, drawn, np.empty_like(out) if drawn.flip else out)
+    if drawn.flip:
+        for picture, place in zip(resized, out, strict=True):
+            cv2.flip(picture, 1, dst=place)
+    elif resized is not out:
+        np.copyto(out, resized)
+    return out
 
 
 def apply_to_frame(frame: Frames, drawn: DrawnAugment, out: Frames | None = None) -> Frames:
-    """Cut, resize and mirror one frame, straight into `out`, which is returned.
-
-    frame  uint8 (H, W, 3), in which the draw's box lies
-    out    uint8 (out height, out width, 3), C-contiguous: a slice of a batch; None makes one
-
-    ValueError where the box leaves the frame or `out` does not fit.
-    """
-    top, left, height, width = drawn.box
-    if top < 0 or left < 0 or top + height > frame.shape[0] or left + width > frame.shape[1]:
-        raise ValueError(f"box (top, left, height, width) {drawn.box} leaves a frame of shape {frame.shape}")
-    if out is None:
-        out = np.empty((*drawn.size_hw, 3), np.uint8)
-    elif out.shape != (*drawn.size_hw, 3) or out.dtype != np.uint8 or not out.flags.c_contiguous:
-        raise ValueError(f"out must be contiguous uint8 {(*drawn.size_hw, 3)}, got {out.dtype} {out.shape}")
-    source = frame[top : top + height, left : left + width]
-    if drawn.flip:
-        cv2.flip(_resized(source, drawn, np.empty_like(out)), 1, dst=out)
-    elif (resized := _resized(source, drawn, out)) is not out:
-        np.copyto(out, resized)
-    return out
+    """The same for one frame: uint8 (H, W, 3) -> uint8 (out height, out width, 3)."""
+    frames = apply_augment(frame[None], drawn, None if out is None else out[None])
+    return cast(Frames, frames[0])
 
 
 def _resized(source: Frames, drawn: DrawnAugment, out: Frames) -> Frames:
     """The draw's box at its output size: in `out` where that can be, otherwise a view of something larger.
 
     On 18 frames of UCF101, Kinetics and others, to 112 px, one core: OpenCV's bilinear enlarges in 16
-    to 26 us within 0.2 levels of torchvision (torch: 50 to 66 us). Shrinking 1.1 to 2.4 times, torch's
-    antialiased kernel is torchvision's own, in 60 to 90 us; OpenCV's INTER_AREA is 0.3 to 2.9 levels away
-    in 120 to 280 us, and its bilinear up to 4 levels in 30 us.
+    to 26 us a frame within 0.2 levels of torchvision (torch: 50 to 66 us). Shrinking 1.1 to 2.4 times,
+    torch's antialiased kernel is torchvision's own, in 33 to 91 us where it gets a clip at once and 52 to
+    113 us frame by frame; OpenCV's INTER_AREA is 0.3 to 2.9 levels away in 120 to 280 us, and its
+    bilinear up to 4 levels in 30 us.
     """
     y, x = drawn.y, drawn.x
     if y.is_whole and x.is_whole and not (drawn.antialias and (y.step > 1 or x.step > 1)):
-        cv2.resize(source, (x.out, y.out), dst=out, interpolation=cv2.INTER_LINEAR)
+        for picture, place in zip(source, out, strict=True):
+            cv2.resize(picture, (x.out, y.out), dst=place, interpolation=cv2.INTER_LINEAR)
         return out
-    made = out if (y.grid, x.grid) == drawn.size_hw else np.empty((y.grid, x.grid, 3), np.uint8)
+    fits = (y.grid, x.grid) == drawn.size_hw
+    made = out if fits else np.empty((len(source), y.grid, x.grid, 3), np.uint8)
     resample = _ANTIALIASED if drawn.antialias else _PLAIN
     resample(_as_tensor(source), [y.grid, x.grid], False, 1 / y.step, 1 / x.step, out=_as_tensor(made))
-    return made if made is out else made[y.skip : y.skip + y.out, x.skip : x.skip + x.out]
+    return made if fits else made[:, y.skip : y.skip + y.out, x.skip : x.skip + x.out]
 
 
 # What torch.nn.functional.interpolate calls, which can neither write into a given place nor be told the step.
@@ -161,11 +171,11 @@ _ANTIALIASED = torch.ops.aten._upsample_bilinear2d_aa.out
 _PLAIN = torch.ops.aten.upsample_bilinear2d.out
 
 
-def _as_tensor(frame: Frames) -> torch.Tensor:
-    """(H, W, C) -> (1, C, H, W), channels last, on the same memory unless torch cannot share it."""
-    if not frame.flags.writeable or min(frame.strides) < 0:
-        frame = frame.copy(order="C")
-    return torch.from_numpy(frame.transpose(2, 0, 1)[None])
+def _as_tensor(frames: Frames) -> torch.Tensor:
+    """(T, H, W, C) -> (T, C, H, W), channels last, on the same memory unless torch cannot share it."""
+    if not frames.flags.writeable or min(frames.strides) < 0:
+        frames = frames.copy(order="C")
+    return torch.from_numpy(frames.transpose(0, 3, 1, 2))
 
 
 # A user's own transform, after the crop.

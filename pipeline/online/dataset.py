@@ -1,5 +1,6 @@
 """A `ClipRef` to a clip, many to a batch: a pure function of manifest, specs and refs."""
 
+import math
 import os
 import threading
 from collections.abc import Callable, Sequence
@@ -13,12 +14,12 @@ from torch import Tensor
 from torch.utils.data import Dataset, get_worker_info
 
 from pipeline.errors import StoreError
-from pipeline.jpeg import JpegError, crop_jpeg, decode_jpeg, jpeg_size
+from pipeline.jpeg import JpegError, crop_jpegs, decode_jpegs, jpeg_size
 from pipeline.manifest import Manifest
 from pipeline.online.augment import (
     AugmentSpec,
     DrawnAugment,
-    apply_to_frame,
+    apply_augment,
     apply_user_transform,
     draw_augment,
 )
@@ -216,18 +217,14 @@ class ClipDataset(Dataset[Clip]):
         )
 
     def _decode_into(self, clip: _Read, out: np.ndarray) -> None:
-        """Each frame once, though a short video may show it more often."""
-        drawn = self._drawn(clip)
-        seen: dict[int, int] = {}
-        for place, (index, jpeg) in enumerate(zip(clip.indices.tolist(), clip.jpegs, strict=True)):
-            if index in seen:
-                out[place] = out[seen[index]]
-                continue
-            try:
-                self._decode_frame(jpeg, drawn, out[place])
-            except ValueError as error:  # a JpegError, or a frame of another size than the first
-                raise self._bad_frame(clip.key, index, error) from error
-            seen[index] = place
+        """Decode each frame once, though a short video may show it more often; cut, resize and mirror."""
+        if (np.diff(clip.indices) > 0).all():
+            self._decode(clip, clip.indices, clip.jpegs, out)
+            return
+        shown, first, places = np.unique(clip.indices, return_index=True, return_inverse=True)
+        distinct = np.empty((len(shown), *out.shape[1:]), np.uint8)
+        self._decode(clip, shown, [clip.jpegs[place] for place in first], distinct)
+        np.take(distinct, places, axis=0, out=out)
 
     def _drawn(self, clip: _Read) -> DrawnAugment | None:
         if self.augment is None:
@@ -237,13 +234,20 @@ class ClipDataset(Dataset[Clip]):
             self.augment, ref.seed, height=clip.height, width=clip.width, label=clip.label, crop=ref.crop
         )
 
-    def _decode_frame(self, jpeg: Jpeg, drawn: DrawnAugment | None, out: np.ndarray) -> None:
-        if drawn is None:
-            decode_jpeg(jpeg, out)
-            return
-        region = crop_jpeg(jpeg, *drawn.box)
-        pixels = decode_jpeg(region.data, self._local.scratch(region.height * region.width * 3))
-        apply_to_frame(pixels, drawn.shifted(region.top, region.left), out)
+    def _decode(self, clip: _Read, indices: np.ndarray, jpegs: Sequence[Jpeg], out: np.ndarray) -> None:
+        """Only the part of each frame that the crop needs, all parts side by side, then one resize."""
+        drawn = self._drawn(clip)
+        try:
+            if drawn is None:
+                decode_jpegs(jpegs, out)
+                return
+            regions = crop_jpegs(jpegs, *drawn.box)
+            shape = (len(jpegs), regions.height, regions.width, 3)
+            pixels = self._local.scratch(math.prod(shape)).reshape(shape)
+            decode_jpegs(regions.jpegs, pixels)
+        except JpegError as error:
+            raise self._bad_frame(clip.key, int(indices[error.place]), error) from error
+        apply_augment(pixels, drawn.shifted(regions.top, regions.left), out)
 
     def _bad_frame(self, key: str, index: int, error: Exception) -> StoreError:
         return StoreError(f"frame {index} of {key!r} in {self.store!r}: {error}; run `make verify REPAIR=1`")
@@ -282,11 +286,11 @@ class _Local:
         return _Local, ()
 
     def scratch(self, size: int) -> np.ndarray:
-        """uint8 (>= size,), this thread's own, good until it is asked for again."""
+        """uint8 (size,), this thread's own, good until it is asked for again."""
         buffer = getattr(self._thread, "buffer", None)
         if buffer is None or len(buffer) < size:
             buffer = self._thread.buffer = np.empty(size, np.uint8)
-        return cast(np.ndarray, buffer)
+        return cast(np.ndarray, buffer[:size])
 
     def pool(self, threads: int) -> ThreadPoolExecutor:
         """This process's threads; those of a parent do not exist in a fork."""

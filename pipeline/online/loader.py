@@ -59,7 +59,7 @@ class LoaderSpec:
         if self.workers is not None:
             return self.workers
         # joblib knows of affinity and of cgroup quotas, which os.cpu_count does not.
-        return max(joblib.cpu_count() // self.ranks_on_machine // self.threads, 1)
+        return max(int(joblib.cpu_count()) // self.ranks_on_machine // self.threads, 1)
 
     @property
     def pins(self) -> bool:
