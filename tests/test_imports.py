@@ -17,8 +17,8 @@ ORDER = [
     *("online.packfile", "online.pack", "online.counters", "online.pages", "online.ram", "online.store"),
     *("online.windows", "online.order", "online.samplers", "online.crops", "online.augment"),
     *("online.collate", "online.columns", "online.dataset", "online.loader", "online.device"),
-    *("online.device_augment", "training.models", "training.checkpoint", "training.evaluate"),
-    "training.trainer",
+    *("online.device_augment", "training.ranks", "training.recipe", "training.reports", "training.models"),
+    *("training.checkpoint", "training.evaluate", "training.trainer"),
 ]
 
 

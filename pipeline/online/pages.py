@@ -87,11 +87,13 @@ class MappedPages:
 def _runs(extents: Sequence[Extent]) -> Iterator[list[Extent]]:
     """Extents in ascending order, those near each other together."""
     run: list[Extent] = []
+    reach = 0
     for extent in sorted(extents):
-        if run and extent[0] - run[-1][1] > _GAP_BYTES:
+        if run and extent[0] - reach > _GAP_BYTES:
             yield run
             run = []
         run.append(extent)
+        reach = max(reach, extent[1])
     if run:
         yield run
 
