@@ -7,6 +7,15 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+# What FFmpeg may open, and audio that people take for video: that fails with a row, not in silence.
+_SUFFIXES = (
+    ".avi .mp4 .m4v .mov .mkv .webm .flv .f4v .wmv .asf .mpg .mpeg .m1v .m2v .vob .ts .mts .m2ts .3gp .3g2 "
+    ".ogv .ogg .ivf .gif .apng .rm .rmvb .mjpeg .mjpg .h264 .264 .h265 .265 .hevc .dv .mxf .y4m .nut .divx "
+    ".vc1 .obu .mp3 .m4a .wma .wav .aac"
+)
+MEDIA_SUFFIXES = frozenset(_SUFFIXES.split())
+"""What a file's name ends with, in any case, that is taken for a video; what it is its content decides."""
+
 
 @contextmanager
 def replaced(path: Path) -> Iterator[Path]:

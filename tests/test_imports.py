@@ -19,6 +19,7 @@ ORDER = [
     *("online.collate", "online.columns", "online.dataset", "online.loader", "online.device"),
     *("online.device_augment", "training.ranks", "training.recipe", "training.reports", "training.models"),
     *("training.checkpoint", "training.evaluate", "training.trainer"),
+    *("measure.machine", "measure.checks", "measure.disk", "measure.inventory", "measure.doctor"),
 ]
 
 

@@ -11,8 +11,8 @@ from pathlib import Path, PurePosixPath
 from typing import NamedTuple
 
 from pipeline.errors import ManifestError, PipelineError
+from pipeline.files import MEDIA_SUFFIXES
 from pipeline.offline.lists import (
-    MEDIA_SUFFIXES,
     Entry,
     Match,
     Matches,

@@ -12,17 +12,10 @@ from pathlib import Path, PurePosixPath
 from typing import Any, Literal, NamedTuple
 
 from pipeline.errors import ManifestError
-from pipeline.files import is_hidden
+from pipeline.files import MEDIA_SUFFIXES, is_hidden
 
 Part = Literal["train", "val", "test"]
 
-# What FFmpeg may open, and audio that people take for video: that fails with a row, not in silence.
-_SUFFIXES = (
-    ".avi .mp4 .m4v .mov .mkv .webm .flv .f4v .wmv .asf .mpg .mpeg .m1v .m2v .vob .ts .mts .m2ts .3gp .3g2 "
-    ".ogv .ogg .ivf .gif .apng .rm .rmvb .mjpeg .mjpg .h264 .264 .h265 .265 .hevc .dv .mxf .y4m .nut .divx "
-    ".vc1 .obu .mp3 .m4a .wma .wav .aac"
-)
-MEDIA_SUFFIXES = frozenset(_SUFFIXES.split())
 _LIST_SUFFIXES = frozenset({".txt", ".csv", ".json"})
 _ABOUT = frozenset({"readme", "license", "licence"})
 _PARTS: dict[str, Part] = {

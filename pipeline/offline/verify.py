@@ -12,7 +12,7 @@ import simplejpeg
 from joblib import Parallel, delayed
 
 from pipeline.errors import FolderError
-from pipeline.files import is_hidden
+from pipeline.files import MEDIA_SUFFIXES, is_hidden
 from pipeline.folder import (
     FRAMES_JSON,
     FrameFolder,
@@ -23,7 +23,6 @@ from pipeline.folder import (
 from pipeline.offline.extract import RunSpec, VideoDone, extract_all
 from pipeline.offline.failures import read_failures
 from pipeline.offline.frames import FrameSpec
-from pipeline.offline.lists import MEDIA_SUFFIXES
 from pipeline.offline.plan import make_plan
 from pipeline.seeds import generator
 
