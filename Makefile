@@ -25,7 +25,7 @@ setup: .venv/.done ## the virtual environment .venv with everything, once
 .venv/.done: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
 	$(PIP) install setuptools
-	$(PIP) install --no-build-isolation --editable ".[cluster,dev,tensorboard]"
+	$(PIP) install --no-build-isolation --editable ".[cluster,dev,spectral,tensorboard]"
 	touch $@
 
 demo: .venv/.done ## sample videos -> frames -> manifest -> pack -> a short training -> a summary, from nothing

@@ -16,6 +16,8 @@ ORDER = [
     *("offline.catalog", "offline.verify", "offline.sample"),
     *("online.packfile", "online.pack", "online.counters", "online.pages", "online.ram", "online.store"),
     *("online.windows", "online.order", "online.samplers", "online.crops", "online.augment"),
+    *("online.sources", "online.series_files", "online.series", "online.envi", "online.spe"),
+    *("online.hyperspectral", "online.bands"),
     *("online.collate", "online.columns", "online.dataset", "online.loader", "online.device"),
     *("online.device_augment", "training.ranks", "training.recipe", "training.reports", "training.models"),
     *("training.checkpoint", "training.evaluate", "training.trainer"),
