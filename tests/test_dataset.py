@@ -14,6 +14,7 @@ from torchvision.transforms import v2
 
 from pipeline.errors import PipelineError, StoreError
 from pipeline.folder import frame_name
+from pipeline.offline.frames import FrameSpec, extract_frames
 from pipeline.online import (
     AugmentSpec,
     ClipDataset,
@@ -23,6 +24,7 @@ from pipeline.online import (
     PackStore,
     WindowSpec,
 )
+from pipeline.online.augment import draw_augment
 from pipeline.online.collate import Clip, collate_clips
 from pipeline.online.windows import ShortVideoError
 from tests.folders import LENGTHS, write_dataset, write_tiny_manifest
@@ -225,3 +227,28 @@ def test_a_grey_jpeg_is_a_frame_like_any_other(damaged):
     manifest = write_tiny_manifest(damaged / "m.parquet", LENGTHS)
     dataset = ClipDataset(manifest, FolderStore(damaged / "frames"), WINDOW, augment=AUGMENT)
     assert greys(dataset[ClipRef(1, 0, 1)]) == [9, 9, 9, 9]
+
+
+@pytest.mark.parametrize(("size_px", "factor"), [(100, 2), (50, 4), (25, 8)])
+def test_a_reduced_decode_is_near_the_exact_one(shared, tmp_path, size_px, factor):
+    """What `reduce` costs in accuracy, on a real clip of 640x360: under 3 levels on the average."""
+    video = shared / "data" / "videos" / "real" / "misc" / "basketball.mp4"
+    frames = extract_frames(video, tmp_path / "A" / "x", FrameSpec(max_frames=40))
+    manifest = write_tiny_manifest(tmp_path / "m.parquet", {"A/x": frames.num_frames})
+    specs = [AugmentSpec(size_px=size_px, scale=(0.6, 1.0), reduce=reduce) for reduce in (False, True)]
+    exact, reduced = (ClipDataset(manifest, FolderStore(tmp_path), WINDOW, augment=spec) for spec in specs)
+    differences = []
+    for seed in range(1, 9):
+        one, other = (dataset[ClipRef(0, 3 * seed, seed)].frames.float() for dataset in (exact, reduced))
+        differences.append(float((one - other).abs().mean()))
+    drawn = draw_augment(specs[0], 1, height=360, width=640)
+    assert drawn.reduction == factor
+    assert 0 < np.mean(differences) < 3
+
+
+def test_evaluation_is_never_reduced(store, manifest):
+    exact, reduced = (
+        ClipDataset(manifest, store, WINDOW, augment=AugmentSpec(size_px=8, mode="centre", reduce=reduce))
+        for reduce in (False, True)
+    )
+    assert torch.equal(exact[ClipRef(2, 0, 0, 1)].frames, reduced[ClipRef(2, 0, 0, 1)].frames)

@@ -163,3 +163,16 @@ def test_pixels_are_written_into_memory_that_is_given():
     pixels = decode_jpeg(jpeg, out)
     assert np.shares_memory(pixels, out)
     np.testing.assert_array_equal(pixels, decode_jpeg(jpeg))
+
+
+@pytest.mark.parametrize("factor", [2, 4, 8])
+def test_a_reduced_picture_is_the_mean_of_its_pixels(factor):
+    smooth = cv2.resize(np.random.default_rng(0).integers(0, 256, (6, 9, 3), np.uint8), (144, 96))
+    jpeg = encode_jpeg(smooth, quality=95, restart_mcus=3)
+    reduced = decode_jpeg(jpeg, reduce=factor).astype(float)
+    blocks = decode_jpeg(jpeg).reshape(96 // factor, factor, 144 // factor, factor, 3).mean(axis=(1, 3))
+    assert np.abs(reduced - blocks).mean() < 1
+
+
+def test_a_reduced_picture_of_odd_size_is_rounded_up():
+    assert decode_jpeg(noise_jpeg(0, 101, 143, 3), reduce=4).shape == (26, 36, 3)

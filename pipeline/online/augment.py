@@ -69,6 +69,19 @@ class DrawnAugment(NamedTuple):
         y = self.y._replace(start=self.y.start - top)
         return self._replace(y=y, x=self.x._replace(start=self.x.start - left))
 
+    @property
+    def reduction(self) -> int:
+        """The most of 8, 4, 2, 1 at whose fraction the box still has a pixel for each that comes out."""
+        if not (self.y.is_whole and self.x.is_whole):
+            return 1  # an evaluation crop keeps the phase of the whole frame
+        return next(
+            factor for factor in (8, 4, 2, 1) if min(self.y.step, self.x.step) >= factor or factor == 1
+        )
+
+    def reduced(self, factor: int, height: int, width: int) -> "DrawnAugment":
+        """The same for frames that were decoded at 1 / factor, to `height` x `width` pixels."""
+        return self._replace(y=self.y.reduced(factor, height), x=self.x.reduced(factor, width))
+
 
 def draw_augment(
     spec: AugmentSpec,

@@ -56,6 +56,11 @@ class AugmentSpec:
     """Filter when shrinking, as torchvision does. Off, fine detail flickers, and resizing a random crop of a
     320x240 frame to 112 px takes half the time (47 and 95 us in one run)."""
 
+    reduce: bool = False
+    """Decode a random crop at 1/2, 1/4 or 1/8 where it is at least that much larger than what comes out on
+    both sides. Pixels then differ from the exact ones by 1 to 2.6 levels on the average, and a clip of
+    1920x1080 takes half the time (68 and 32 ms)."""
+
     def __post_init__(self) -> None:
         object.__setattr__(self, "no_flip_labels", frozenset(self.no_flip_labels))
         _check_pixels(self)
@@ -136,6 +141,12 @@ class Axis(NamedTuple):
     def is_whole(self) -> bool:
         """Whether the source pixels become the output pixels with nothing cut away."""
         return self.skip == 0 and self.step == self.length / self.out
+
+    def reduced(self, factor: int, size: int) -> "Axis":
+        """The same on pixels decoded at 1 / factor, of which there are `size`; to the nearest of them."""
+        start = min(round(self.start / factor), size - 1)
+        length = min(max(round(self.length / factor), 1), size - start)
+        return Axis(start, length, 0, self.out, length / self.out)
 
 
 Axes: TypeAlias = tuple[Axis, Axis]

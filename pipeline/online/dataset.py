@@ -242,12 +242,15 @@ class ClipDataset(Dataset[Clip]):
                 decode_jpegs(jpegs, out)
                 return
             regions = crop_jpegs(jpegs, *drawn.box)
-            shape = (len(jpegs), regions.height, regions.width, 3)
+            factor = drawn.reduction if self.augment and self.augment.reduce else 1
+            height, width = -(-regions.height // factor), -(-regions.width // factor)
+            shape = (len(jpegs), height, width, 3)
             pixels = self._local.scratch(math.prod(shape)).reshape(shape)
-            decode_jpegs(regions.jpegs, pixels)
+            decode_jpegs(regions.jpegs, pixels, reduce=factor)
         except JpegError as error:
             raise self._bad_frame(clip.key, int(indices[error.place]), error) from error
-        apply_augment(pixels, drawn.shifted(regions.top, regions.left), out)
+        drawn = drawn.shifted(regions.top, regions.left)
+        apply_augment(pixels, drawn if factor == 1 else drawn.reduced(factor, height, width), out)
 
     def _bad_frame(self, key: str, index: int, error: Exception) -> StoreError:
         return StoreError(f"frame {index} of {key!r} in {self.store!r}: {error}; run `make verify REPAIR=1`")
