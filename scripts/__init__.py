@@ -62,12 +62,12 @@ def _module(main: Callable[..., int]) -> str:
 
 
 def _as_line(box: str) -> str:
-    """tyro draws a box of several parts around what is wrong: its text up to the advice to read the help."""
-    parts = re.split(r"(?m)^│ ─+ │$", box)
-    text = " ".join(re.sub(r"[╭╮╰╯│─]+", " ", part) for part in parts if "full helptext" not in part)
+    """tyro draws a box around what is wrong, with advice to read the help at its end: the text alone."""
     title = re.match(r"╭─ (.+?) ─", box)
-    text = re.sub(r" Argument helptext:.*| Perhaps you meant: (--\S+).*", _hint, " ".join(text.split()))
-    return f"{text.removeprefix(title[1]).strip() if title else text}; see --help"
+    text = " ".join(re.sub(r"[╭╮╰╯│─]+", " ", box).partition("For full helptext")[0].split())
+    text = text.removeprefix(title[1]).strip() if title else text
+    text = re.sub(r" Argument helptext:.*| Perhaps you meant: (--\S+).*", _hint, text)
+    return f"{text}; see --help"
 
 
 def _hint(found: re.Match[str]) -> str:

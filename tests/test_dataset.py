@@ -252,3 +252,10 @@ def test_evaluation_is_never_reduced(store, manifest):
         for reduce in (False, True)
     )
     assert torch.equal(exact[ClipRef(2, 0, 0, 1)].frames, reduced[ClipRef(2, 0, 0, 1)].frames)
+
+
+def test_a_manifest_of_other_frames_than_the_stores_is_noticed(store, tiny):
+    manifest = write_tiny_manifest(tiny / "other.parquet", {**LENGTHS, "A/one": 50})
+    dataset = ClipDataset(manifest, store, WINDOW, augment=AUGMENT, on_bad="skip")
+    with pytest.raises(PipelineError, match="manifest and store are of different frames"):
+        dataset[ClipRef(0, 40, 1)]

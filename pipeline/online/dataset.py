@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset, get_worker_info
 
-from pipeline.errors import StoreError
+from pipeline.errors import PipelineError, StoreError
 from pipeline.jpeg import JpegError, crop_jpegs, decode_jpegs, jpeg_size
 from pipeline.manifest import Manifest
 from pipeline.online.augment import (
@@ -199,13 +199,13 @@ class ClipDataset(Dataset[Clip]):
     def _read(self, ref: ClipRef) -> _Read:
         key = self.columns.frames(ref.video)
         times_us = self.store.times_us(key)
+        if ref.start >= len(times_us):
+            raise PipelineError(
+                f"{key!r} has {len(times_us)} frames in {self.store!r}, and a clip of it begins at frame "
+                f"{ref.start}: manifest and store are of different frames, run `make frames` and `make pack`"
+            )
         indices = frame_indices(
-            min(ref.start, len(times_us) - 1),
-            len(times_us),
-            self.window,
-            times_us=times_us,
-            seed=ref.seed,
-            video=key,
+            ref.start, len(times_us), self.window, times_us=times_us, seed=ref.seed, video=key
         )
         jpegs = self.store.read(key, indices)
         try:
