@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, cast
 
 import joblib
 import tyro
@@ -86,7 +86,7 @@ def _backend(cluster: str, scheduler: str | None) -> AbstractContextManager[Any]
         if cluster == "dask":
             from distributed import Client
 
-            Client(scheduler)
+            Client(scheduler)  # type: ignore[no-untyped-call]
         else:
             import ray
             from ray.util.joblib import register_ray
@@ -97,7 +97,7 @@ def _backend(cluster: str, scheduler: str | None) -> AbstractContextManager[Any]
         raise PipelineError(
             f"--cluster {cluster} needs a package that is not installed: {error.name}"
         ) from error
-    return joblib.parallel_config(backend=cluster)
+    return cast(AbstractContextManager[Any], joblib.parallel_config(backend=cluster))
 
 
 def print_report(report: ExtractReport, ignored: Sequence[str]) -> None:

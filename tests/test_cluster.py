@@ -18,11 +18,14 @@ def test_a_dask_cluster_does_the_same_work(tmp_path):
         write_video(tmp_path / "videos" / name, frames=4)
     (tmp_path / "videos" / "A" / "bad.avi").write_bytes(b"no video")
     options = {"n_workers": 2, "threads_per_worker": 1, "dashboard_address": None}
-    with distributed.LocalCluster(**options) as cluster, distributed.Client(cluster):
-        with joblib.parallel_config(backend="dask"):
-            report = extract_all(
-                [*names, "A/bad.avi"], tmp_path / "videos", tmp_path / "frames", run=RunSpec(jobs=2)
-            )
+    with (
+        distributed.LocalCluster(**options) as cluster,
+        distributed.Client(cluster),
+        joblib.parallel_config(backend="dask"),
+    ):
+        report = extract_all(
+            [*names, "A/bad.avi"], tmp_path / "videos", tmp_path / "frames", run=RunSpec(jobs=2)
+        )
     assert [done.task.video for done in report.made] == names
     assert [failure.video for failure in report.failures] == ["A/bad.avi"]
     assert report.num_frames == 24
