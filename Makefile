@@ -9,7 +9,7 @@ DATA ?= data
 MANIFESTS ?= manifests
 PYTHON ?= python3
 PY := .venv/bin/python
-PIP := $(PY) -m pip --quiet --disable-pip-version-check --require-virtualenv --constraint constraints.txt
+INSTALL := $(PY) -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 JOBS_ARG = $(if $(JOBS),--jobs $(JOBS))
 WHERE = --dataset "$(DATASET)" --data "$(DATA)" --manifests "$(MANIFESTS)"
 
@@ -24,8 +24,8 @@ setup: .venv/.done ## the virtual environment .venv with everything, once
 # The file says that it is whole: a set-up that was interrupted is done again.
 .venv/.done: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
-	$(PIP) install setuptools
-	$(PIP) install --no-build-isolation --editable ".[cluster,dev,spectral,tensorboard]"
+	$(INSTALL) setuptools
+	$(INSTALL) --no-build-isolation --editable ".[cluster,dev,spectral,tensorboard]"
 	touch $@
 
 demo: .venv/.done ## sample videos -> frames -> manifest -> pack -> a short training -> a summary, from nothing

@@ -171,6 +171,7 @@ class MmactionClips(Dataset[Any]):
 def _rawframe_dataset(list_file: Path, size_px: int, backend: str) -> Any:
     from mmaction.datasets import RawframeDataset
     from mmaction.datasets.transforms import RandomResizedCrop
+    from mmengine.logging import MMLogger
     from mmengine.registry import DefaultScope
 
     class GivenCrop(RandomResizedCrop):  # type: ignore[misc]
@@ -185,6 +186,7 @@ def _rawframe_dataset(list_file: Path, size_px: int, backend: str) -> Any:
         def get_crop_bbox(self, *_: Any) -> tuple[int, int, int, int]:
             return self.edges
 
+    MMLogger.get_current_instance().setLevel("ERROR")  # it warns of its own functions, in every worker
     if not DefaultScope.check_instance_created("bench"):
         DefaultScope.get_instance("bench", scope_name="mmaction")
     pipeline = [

@@ -52,7 +52,7 @@ from scripts.train_output import (
 )
 from scripts.train_place import Place, choose_device, share_cores, stopping
 
-OPTIONS, CLIPS, WINDOW = RunOptions(), ClipOptions(), WindowSpec(stride=2)
+OPTIONS, CLIPS, WINDOW = RunOptions(), ClipOptions(), WindowSpec()
 LOADING, TRAINING = LoaderSpec(batch_size=8), TrainSpec()
 
 

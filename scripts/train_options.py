@@ -84,10 +84,13 @@ class ClipOptions:
     on_bad: Literal["raise", "skip"] = "raise"
     """What a damaged frame does to training: stop it, or have another clip take its clip's place."""
     brightness: float = 0.0
+    """Greatest change of brightness, as a share; the same for all frames of a clip, as all that follows."""
     contrast: float = 0.0
+    """Greatest change of contrast, as a share."""
     saturation: float = 0.0
+    """Greatest change of saturation, as a share."""
     hue: float = 0.0
-    """Greatest change of colours; hue at most 0.5. The same for all frames of a clip, as all that follows."""
+    """Greatest turn of hue, as a share of the circle; at most 0.5."""
     randaugment_ops: int = 0
     """Operations of RandAugment that each clip goes through; 2 is usual."""
     randaugment_magnitude: int = 9
