@@ -253,19 +253,18 @@ def _find_tiles(
     tiles = layout.rows * layout.columns
     ends = np.cumsum([len(jpeg) for jpeg in jpegs])
     begins = np.concatenate(([0], ends[:-1])) + header_bytes
-    marks = np.flatnonzero(source[:-1] == 0xFF)
-    restarts = marks[(source[marks + 1] & 0xF8) == 0xD0]
+    restarts = np.flatnonzero((source[:-1] == 0xFF) & ((source[1:] & 0xF8) == 0xD0))
     if len(jpegs) == 1:
         restarts = restarts[restarts >= header_bytes]  # a table may hold the same bytes
     is_whole = len(restarts) == len(jpegs) * (tiles - 1) and bool(
         ((source[ends - 2] == 0xFF) & (source[ends - 1] == 0xD9)).all()
     )
-    restarts = restarts.reshape(len(jpegs), tiles - 1) if is_whole else restarts
-    if is_whole and tiles > 1:
-        is_whole = bool(((restarts[:, 0] >= begins) & (restarts[:, -1] < ends)).all())
+    if is_whole:
+        inner = restarts.reshape(len(jpegs), tiles - 1)  # a frame a row
+        is_whole = tiles == 1 or bool(((inner[:, 0] >= begins) & (inner[:, -1] < ends)).all())
     if not is_whole:
         return _find_tiles_singly(jpegs, source, header_bytes, layout, len(restarts))
-    return np.hstack((begins[:, None], restarts + 2)), np.hstack((restarts + 2, ends[:, None]))
+    return np.hstack((begins[:, None], inner + 2)), np.hstack((inner + 2, ends[:, None]))
 
 
 def _find_tiles_singly(

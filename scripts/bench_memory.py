@@ -19,7 +19,7 @@ import psutil
 from torch.utils.data import DataLoader
 
 from pipeline.errors import PipelineError
-from pipeline.manifest import read_manifest
+from pipeline.manifest import Manifest, read_manifest
 from pipeline.online import (
     AugmentSpec,
     ClipDataset,
@@ -203,9 +203,7 @@ def hold_loader(
 ) -> None:
     """In a process of its own: run epochs, say so, and keep everything until a line comes."""
     rows = read_manifest(manifest).select()
-    store: Store = PackStore(pack)
-    if kind != "ours":
-        store = ListStore(store, rows.column("frames").to_pylist())
+    store = open_store_of(kind, Path(pack), rows)
     dataset = ClipDataset(rows, store, _WINDOW, augment=AugmentSpec(size_px=112))
     # As many samples as give each worker some batches of every epoch.
     sampler = EpochSampler(rows, _WINDOW, rank=rank, world=ranks, clips_per_video=4)
@@ -218,6 +216,14 @@ def hold_loader(
     print("ready")
     print(*_pids(loader), flush=True)
     sys.stdin.readline()
+
+
+def open_store_of(kind: Kind, pack: Path, rows: Manifest) -> PackStore | ListStore:
+    """The pack itself, or all of its bytes in a list."""
+    store = PackStore(pack)
+    if kind in ("ours", "ours_fork"):
+        return store
+    return ListStore(store, rows.column("frames").to_pylist())
 
 
 def _pids(loader: DataLoader[Any]) -> list[int]:

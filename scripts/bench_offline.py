@@ -58,7 +58,8 @@ TARGETS = (
     Target(peer="one_process", ours="two_processes", theirs="one_process", at_least=1.8),
 )
 WHAT = {
-    "ours": "extract_frames, clip after clip, in this process; 1 thread (cv2.setNumThreads(1))",
+    "ours": "extract_frames as it comes: one thread decodes, one encodes (cv2.setNumThreads(1))",
+    "ours_1_thread": "the same with threads=0, as in a run with a process for each core",
     "opencv_loop": "cv2.VideoCapture + cv2.imwrite as OpenCV comes: it decodes with a thread for each core",
     "opencv_1_thread": "the same with CAP_PROP_N_THREADS=1 and cv2.setNumThreads(1)",
     "ffmpeg": "the command, once for each clip, with -threads 1 for decoder and encoder",
@@ -68,8 +69,8 @@ WHAT = {
     "encode_only": "our JPEGs of pictures that lie ready in memory; 1 thread",
     "write_only": "the same bytes to files of the same names",
     "start_up": "extract_all of the shortest clip with 1 process: mostly the start of the child",
-    "one_process": "extract_all with 1 process, its start included",
-    "two_processes": "extract_all with 2 processes, their start included",
+    "one_process": "extract_all with 1 process of 1 thread, its start included",
+    "two_processes": "extract_all with 2 processes of 1 thread each, their start included",
 }
 _OTHER_CLIPS = {"start_up", "one_process", "two_processes"}
 """Rows that do more or less than each clip once."""
@@ -98,7 +99,7 @@ class OfflineResult:
 
     rows: list[Row]
     stages_us: dict[str, float]
-    """Microseconds for each frame of ours, by stage; `rest` is what the stages leave of the row `ours`."""
+    """Microseconds for each frame of ours, by stage; `rest` is what the stages leave of `ours_1_thread`."""
     qualities: list[Quality]
     ffmpeg_quality: int | None
     """The `-q:v` that was taken; None where ffmpeg is not installed."""
@@ -144,7 +145,8 @@ def measure_offline(
 def in_process_cases(clips: Sequence[Path], ffmpeg_quality: int | None) -> list[Case]:
     """The contenders with one process each, in their order; ffmpeg's only where it is installed."""
     cases = [
-        Case("ours", partial(run_ours, clips)),
+        Case("ours", partial(run_ours, clips, one_thread=False)),
+        Case("ours_1_thread", partial(run_ours, clips, one_thread=True)),
         Case("opencv_loop", partial(run_opencv, clips, one_thread=False)),
         Case("opencv_1_thread", partial(run_opencv, clips, one_thread=True)),
         Case("ceiling", partial(run_ceiling, clips)),
@@ -177,17 +179,23 @@ def opencv_threads(count: int) -> Iterator[None]:
         cv2.setNumThreads(before)
 
 
-def run_ours(clips: Sequence[Path], folder: Path) -> dict[str, Timing]:
-    """`extract_frames` as it is."""
+def run_ours(clips: Sequence[Path], folder: Path, *, one_thread: bool) -> dict[str, Timing]:
+    """`extract_frames` as it is: a thread encodes while another decodes, as OpenCV decodes in several."""
     watch, frames = Stopwatch(), 0
     with opencv_threads(1), watch:
         for number, clip in enumerate(clips):
             try:
-                made = extract_frames(clip, folder / str(number), _SPEC, scratch=folder / ".scratch")
+                made = extract_frames(
+                    clip,
+                    folder / str(number),
+                    _SPEC,
+                    scratch=folder / ".scratch",
+                    threads=0 if one_thread else 1,
+                )
             except VideoError as error:
                 raise unusable(clip, str(error)) from error
             frames += made.num_frames
-    return {"ours": watch.timing(frames)}
+    return {"ours_1_thread" if one_thread else "ours": watch.timing(frames)}
 
 
 def run_opencv(clips: Sequence[Path], folder: Path, *, one_thread: bool) -> dict[str, Timing]:
@@ -308,7 +316,7 @@ def run_extract_all(
     for each, clip in zip(names, clips, strict=True):
         (videos / each).symlink_to(clip)
     with watch:
-        report = extract_all(names, videos, folder / "frames", _SPEC, RunSpec(jobs=jobs))
+        report = extract_all(names, videos, folder / "frames", _SPEC, RunSpec(jobs=jobs, threads=0))
     return {name or ("one_process" if jobs == 1 else "two_processes"): watch.timing(report.num_frames)}
 
 
@@ -336,5 +344,5 @@ def _stages_us(timings: Mapping[str, Sequence[Timing]]) -> dict[str, float]:
     stages = {
         name: median(timing.seconds for timing in timings[f"stage {name}"]) / frames * 1e6 for name in STAGES
     }
-    all_us = median(timing.seconds for timing in timings["ours"]) / frames * 1e6
+    all_us = median(timing.seconds for timing in timings["ours_1_thread"]) / frames * 1e6
     return stages | {"rest": all_us - sum(stages.values())}

@@ -261,6 +261,22 @@ def test_growth_is_between_the_smallest_and_the_largest():
     assert bench.scale_json(rows)["ratios"] == {"clip_cost_growth": 1.5}
 
 
+@pytest.mark.parametrize(
+    ("kind", "expected"),
+    [
+        ("ours", "PackStore"),
+        ("ours_fork", "PackStore"),
+        ("list_fork", "ListStore"),
+        ("list_spawn", "ListStore"),
+    ],
+)
+def test_only_the_pattern_that_keeps_a_list_has_one(stored, kind, expected):
+    store = bench_memory.open_store_of(kind, stored.store.path, stored.manifest)
+    assert type(store).__name__ == expected
+    key = stored.manifest[0].frames
+    assert list(map(bytes, store.read(key, [2, 1]))) == list(map(bytes, stored.store.read(key, [2, 1])))
+
+
 def test_memory_is_compared_at_the_most_ranks_and_workers():
     rows = [
         MemoryRow(kind=kind, ranks=1, workers=n, worker_mb=1, private_mb=n * mb, shared_mb=1, file_mb=1)

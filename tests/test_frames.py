@@ -362,3 +362,12 @@ def test_a_full_disk_says_so_and_leaves_nothing(tmp_path, small_disk):
 def test_names_are_not_given_to_a_shell(tmp_path, monkeypatch):
     monkeypatch.setattr(subprocess, "Popen", None)
     assert extract_frames(write_video(tmp_path / "$(x).avi", frames=2), tmp_path / "out").num_frames == 2
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+def test_threads_that_encode_change_nothing_on_disk(tmp_path, threads):
+    video = write_video(tmp_path / "x.avi", b_frames=2)
+    alone, beside = (extract_frames(video, tmp_path / str(count), threads=count) for count in (0, threads))
+    assert alone == beside
+    for name in alone.frame_names():
+        assert (tmp_path / "0" / name).read_bytes() == (tmp_path / str(threads) / name).read_bytes()

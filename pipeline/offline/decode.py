@@ -206,7 +206,10 @@ class Clock:
 
 
 def _microseconds(ticks: int, tick_s: Fraction) -> int:
-    return round(ticks * tick_s * 1_000_000)
+    """Rounded to even as `round` does, in whole numbers: a Fraction takes 5 us, a third of our own work."""
+    whole, rest = divmod(ticks * tick_s.numerator * 1_000_000, tick_s.denominator)
+    over = 2 * rest - tick_s.denominator
+    return whole + (over > 0 or (over == 0 and whole % 2 == 1))
 
 
 def stream_rate(stream: VideoStream) -> Fraction:
@@ -263,9 +266,9 @@ class BgrConverter:
         self._scaler = VideoReformatter()
 
     def convert(self, frame: av.VideoFrame) -> np.ndarray:
-        """uint8 (H, W, 3), blue first; a view that is good until the next call."""
+        """uint8 (H, W, 3), blue first; its memory is its own."""
         width, height = self._size
-        self._bgr = self._scaler.reformat(
+        bgr = self._scaler.reformat(
             frame,
             width,
             height,
@@ -274,5 +277,5 @@ class BgrConverter:
             interpolation=Interpolation.BICUBIC,
             threads=1,
         )
-        plane = self._bgr.planes[0]
+        plane = bgr.planes[0]  # which the array keeps alive
         return np.ndarray((height, width, 3), np.uint8, memoryview(plane), strides=(plane.line_size, 3, 1))

@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import joblib
 from joblib import Parallel, delayed
 
 from pipeline.errors import PipelineError, VideoError
@@ -31,6 +32,8 @@ class RunSpec:
 
     jobs: int = -1
     """Videos at the same time, one process each; -1 for as many as there are cores to use."""
+    threads: int | None = None
+    """Threads in each process that encode while it decodes; None for one where cores are left over."""
     time_limit_s: float | None = None
     """Seconds that one video may take; None for as long as frames keep coming."""
     stall_limit_s: float = 120.0
@@ -39,8 +42,17 @@ class RunSpec:
     def __post_init__(self) -> None:
         if self.jobs == 0 or self.jobs < -1:
             raise ValueError(f"jobs must be 1 or more, or -1 for all cores, got {self.jobs}")
+        if self.threads is not None and self.threads < 0:
+            raise ValueError(f"threads must be 0 or more, got {self.threads}")
         if self.stall_limit_s <= 0 or (self.time_limit_s is not None and self.time_limit_s <= 0):
             raise ValueError("limits of time must be more than 0 seconds")
+
+    @property
+    def encoders(self) -> int:
+        """Threads that encode in each process."""
+        if self.threads is not None:
+            return self.threads
+        return int(self.jobs != -1 and joblib.cpu_count() >= 2 * self.jobs)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -174,6 +186,7 @@ def _extract_one(
         scratch=(frames_root / SCRATCH).absolute(),
         name=task.video,
         spec=spec,
+        threads=run.encoders,
     )
     try:
         frames = _worker(hooks).run(

@@ -4,7 +4,9 @@ import os
 import shutil
 import uuid
 import zlib
+from collections import deque
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from fractions import Fraction
@@ -36,6 +38,9 @@ from pipeline.offline.decode import (
 
 SCRATCH = ".scratch"
 """Folder beside finished ones where unfinished ones grow; whatever is left in it can be deleted."""
+
+_FRAMES_AHEAD = 4
+"""Decoded frames that wait for each thread that encodes."""
 
 _ALMOST_SQUARE = 0.01
 """Pixels that are wider than high by less than this share stay as they are: 4096:4083 on real UCF101."""
@@ -84,13 +89,15 @@ def extract_frames(
     *,
     name: str | None = None,
     scratch: Path | None = None,
+    threads: int = 1,
     on_frame: Callable[[], None] = lambda: None,
 ) -> FrameFolder:
     """Decode one video to a folder of JPEGs that appears, or is replaced, by one rename.
 
     `name` is what the folder calls its video (the file's name if None), `scratch` a folder of the
-    same file system to grow in (`.scratch` beside the folder if None). `on_frame` is called after
-    each stored frame. Memory is bounded by one frame, not by the video.
+    same file system to grow in (`.scratch` beside the folder if None). `threads` encode and write
+    frames while the next ones are decoded; 0 for none, where other videos have the cores. `on_frame`
+    is called after each stored frame. Memory is bounded by a few frames, not by the video.
 
     Raises VideoError where not a single frame can be had; OSError where the disk is full or the
     folder cannot be written. Nothing is left behind then, and what stood there stands.
@@ -99,7 +106,8 @@ def extract_frames(
     growing = (scratch or folder.parent / SCRATCH) / uuid.uuid4().hex
     growing.mkdir(parents=True)
     try:
-        frames = _write_frames(video, growing, spec, name or video.name, source, on_frame)
+        store = _Store(growing, spec, threads, on_frame)
+        frames = _write_frames(video, store, name or video.name, source)
         write_frames_json(growing, frames)
         _put_in_place(growing, folder)
     finally:
@@ -128,16 +136,15 @@ def _put_in_place(growing: Path, folder: Path) -> None:
     shutil.rmtree(old, ignore_errors=True)
 
 
-def _write_frames(
-    video: Path, growing: Path, spec: FrameSpec, name: str, source: SourceFile, on_frame: Callable[[], None]
-) -> FrameFolder:
+def _write_frames(video: Path, store: "_Store", name: str, source: SourceFile) -> FrameFolder:
     for time_source in TIME_SOURCES:
         try:
-            with open_video(video) as (container, errors):
+            with open_video(video) as (container, errors), store:
                 stream = best_stream(container, errors)
                 clock = Clock(stream, time_source)
-                writer = _Writer(growing, spec, stream.sample_aspect_ratio or Fraction(1), on_frame)
+                writer = _Writer(store, stream.sample_aspect_ratio or Fraction(1))
                 _store_all(decoded_frames(container, stream, errors), clock, writer)
+                store.finish()
                 errors.take_logs()
                 if not writer.times_us:
                     raise VideoError("decode", f"no frame decodes, {errors}" if errors.count else "no frames")
@@ -145,13 +152,12 @@ def _write_frames(
         except TimesError:
             # Rare, and known within a few frames: decoding again keeps names right from the start,
             # and memory flat.
-            for left in growing.iterdir():
-                left.unlink()
+            store.clear()
     raise AssertionError("the rate always gives times")
 
 
 def _store_all(frames: Iterator[av.VideoFrame], clock: Clock, writer: "_Writer") -> None:
-    wanted = _Wanted(writer.spec)
+    wanted = _Wanted(writer.store.spec)
     for frame in frames:
         time_us = clock.time_us(frame)
         if wanted.takes(time_us):
@@ -178,8 +184,8 @@ def _describe(
         error=str(errors) if errors.count else None,
         note=_note(container, stream, writer),
         times_us=writer.times_us,
-        sizes=writer.sizes,
-        crc32=writer.crc32,
+        sizes=writer.store.sizes,
+        crc32=writer.store.crc32,
         start_us=clock.start_us,
         time_source=clock.source,
         width=writer.width,
@@ -194,7 +200,7 @@ def _describe(
         pixel_format=writer.pixel_format,
         restart_mcus=writer.restart_mcus,
         source=source,
-        spec=writer.spec.as_json(),
+        spec=writer.store.spec.as_json(),
     )
 
 
@@ -206,8 +212,8 @@ def _note(container: av.container.InputContainer, stream: VideoStream, writer: "
     others = [each.index for each in container.streams.video if each.index != stream.index]
     if others:
         notes.append(f"stream {stream.index} of several video streams (others: {others})")
-    if writer.spec.max_frames == len(writer.times_us):
-        notes.append(f"stopped at the limit of {writer.spec.max_frames} frames")
+    if writer.store.spec.max_frames == len(writer.times_us):
+        notes.append(f"stopped at the limit of {len(writer.times_us)} frames")
     return "; ".join(notes) or None
 
 
@@ -241,41 +247,89 @@ class _Wanted:
         return self._spec.max_frames is not None and self._taken >= self._spec.max_frames
 
 
-class _Writer:
-    """Frames to JPEG files of one size in one folder."""
+class _Store:
+    """JPEGs into a folder, in the order of the frames, whichever thread encodes them."""
 
-    def __init__(
-        self, folder: Path, spec: FrameSpec, sample_aspect: Fraction, on_frame: Callable[[], None]
-    ) -> None:
+    def __init__(self, folder: Path, spec: FrameSpec, threads: int, on_frame: Callable[[], None]) -> None:
         self.spec = spec
-        self.sample_aspect = sample_aspect
-        self.times_us: list[int] = []
         self.sizes: list[int] = []
         self.crc32: list[int] = []
+        self._folder = folder
+        self._threads = threads
+        self._on_frame = on_frame
+        self._pool: ThreadPoolExecutor | None = None
+        self._pending: deque[Future[tuple[int, int]]] = deque()
+
+    def __enter__(self) -> "_Store":
+        self._pool = ThreadPoolExecutor(self._threads) if self._threads else None
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Wait for what is under way; what waits its turn is dropped."""
+        if self._pool is not None:
+            self._pool.shutdown(cancel_futures=True)
+        self._pending.clear()
+
+    def add(self, name: str, bgr: np.ndarray, restart_mcus: int) -> None:
+        """Encode and write one frame, now or soon; raises what went wrong with an earlier one."""
+        path = f"{self._folder}/{name}"
+        if self._pool is None:
+            self._keep(_encode(path, bgr, self.spec.quality, restart_mcus))
+            return
+        self._pending.append(self._pool.submit(_encode, path, bgr, self.spec.quality, restart_mcus))
+        if len(self._pending) > _FRAMES_AHEAD * self._threads:
+            self._keep(self._pending.popleft().result())
+
+    def finish(self) -> None:
+        """Wait until all is written."""
+        while self._pending:
+            self._keep(self._pending.popleft().result())
+
+    def clear(self) -> None:
+        """Begin anew."""
+        self.sizes.clear()
+        self.crc32.clear()
+        for left in self._folder.iterdir():
+            left.unlink()
+
+    def _keep(self, stored: tuple[int, int]) -> None:
+        self.sizes.append(stored[0])
+        self.crc32.append(stored[1])
+        self._on_frame()
+
+
+def _encode(path: str, bgr: np.ndarray, quality: int, restart_mcus: int) -> tuple[int, int]:
+    """Encode and write one frame; returns its bytes and their CRC-32."""
+    try:
+        data = encode_jpeg(bgr, quality=quality, restart_mcus=restart_mcus)
+    except (ValueError, cv2.error) as error:
+        raise VideoError("encode", str(error)) from error
+    _write_file(path, data)
+    return len(data), zlib.crc32(data)
+
+
+class _Writer:
+    """Decoded frames to pictures of one size, upright."""
+
+    def __init__(self, store: _Store, sample_aspect: Fraction) -> None:
+        self.store = store
+        self.sample_aspect = sample_aspect
+        self.times_us: list[int] = []
         self.width = self.height = 0
         self.rotation = 0
         self.upright = Upright()
         self.pixel_format = ""
         self.resized_at: int | None = None
-        self._folder = folder
-        self._on_frame = on_frame
 
     def write(self, frame: av.VideoFrame, time_us: int) -> None:
-        """Convert, turn, encode and write one frame."""
+        """Convert and turn one frame, and store it."""
         if not self.times_us:
             self._begin(frame)
         elif (frame.width, frame.height) != self._decoded and self.resized_at is None:
             self.resized_at = len(self.times_us)
         bgr = _turn(self._converter.convert(frame), self.upright)
-        try:
-            data = encode_jpeg(bgr, quality=self.spec.quality, restart_mcus=self.restart_mcus)
-        except (ValueError, cv2.error) as error:
-            raise VideoError("encode", str(error)) from error
-        _write_file(self._folder / frame_name(len(self.times_us), time_us), data)
+        self.store.add(frame_name(len(self.times_us), time_us), bgr, self.restart_mcus)
         self.times_us.append(time_us)
-        self.sizes.append(len(data))
-        self.crc32.append(zlib.crc32(data))
-        self._on_frame()
 
     def _begin(self, frame: av.VideoFrame) -> None:
         """The first frame decides on the size of all."""
@@ -283,7 +337,7 @@ class _Writer:
         self.upright = read_upright(frame)
         self.rotation = frame.rotation
         self.pixel_format = frame.format.name
-        width, height = stored_size(frame.width, frame.height, self.sample_aspect, self.spec)
+        width, height = stored_size(frame.width, frame.height, self.sample_aspect, self.store.spec)
         self._converter = BgrConverter(width, height)
         self.width, self.height = (height, width) if self.upright.transpose else (width, height)
         self.restart_mcus = restart_mcus(self.width)
@@ -317,7 +371,7 @@ def _turn(bgr: np.ndarray, upright: Upright) -> np.ndarray:
     return bgr
 
 
-def _write_file(path: Path, data: bytes) -> None:
+def _write_file(path: str, data: bytes) -> None:
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
     try:
         written = os.write(descriptor, data)

@@ -39,6 +39,7 @@ class Job:
     scratch: Path
     name: str
     spec: FrameSpec
+    threads: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,7 +191,13 @@ def _do(job: Job, connection: "Connection[Any, Any]") -> FrameFolder | _Failed |
     counter = _FrameCounter(connection)
     try:
         frames = extract_frames(
-            job.video, job.folder, job.spec, name=job.name, scratch=job.scratch, on_frame=counter
+            job.video,
+            job.folder,
+            job.spec,
+            name=job.name,
+            scratch=job.scratch,
+            threads=job.threads,
+            on_frame=counter,
         )
     except VideoError as error:
         return _Failed(error.stage, error.message)

@@ -20,7 +20,7 @@ class TrainingError(PipelineError):
 class TrainSpec:
     """How a model is trained."""
 
-    epochs: int = 40
+    epochs: int = 20
     """Times that the training videos are gone through."""
     lr: float = 3e-3
     """Highest learning rate. Of a step, which is a batch of all ranks: it is not scaled by their number. As
@@ -50,8 +50,8 @@ class TrainSpec:
     eval_every: int = 1
     """Epochs from one evaluation to the next; the last epoch always has one."""
     checkpoint_every: int = 500
-    """Steps from one checkpoint to the next within an epoch; 0: only at its end. One of r3d_18 with AdamW, 400
-    MB, took 0.7 to 1.1 s."""
+    """Steps from one checkpoint to the next within an epoch; 0: only at its end. One of r3d_18 with AdamW
+    (400 MB) took 0.7 to 1.1 s."""
 
     def __post_init__(self) -> None:
         if self.epochs < 1 or self.eval_every < 1 or self.checkpoint_every < 0 or self.seed < 0:
