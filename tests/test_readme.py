@@ -59,7 +59,8 @@ def test_a_command_of_the_readme_works(root, command):
     assert first == "make"
     if words[0] == "train":
         words.append(f"ARGS=--epochs 1 --out {root / 'run'}")  # of a test's length, not of UCF101's
-    run = make(root, [word.replace("build/", f"{root}/") for word in words])
+    words = [word.replace("build/", f"{root}/").replace(" data/", f" {root}/data/") for word in words]
+    run = make(root, words)
     assert run.returncode == 0, run.stdout + run.stderr
     assert "Traceback" not in run.stderr
 

@@ -31,8 +31,8 @@ class LoaderSpec:
     workers: int | None = None
     """Processes that decode; None: the cores that this process may use, shared among the machine's ranks."""
     threads: int = 1
-    """Threads that decode in each worker. Processes do more: what Python does between two frames, a fifth
-    of the work, holds the GIL."""
+    """Threads that decode in each worker. Processes do more: 15 % of the work, what Python does between two
+    calls of the decoder, holds the GIL."""
     prefetch: int = 2
     """Batches that each worker makes ahead."""
     start_method: StartMethod = "forkserver"
