@@ -159,5 +159,6 @@ def find_folders(root: Path) -> list[Path]:
             found.append(folder)
             continue
         with os.scandir(folder) as entries:
-            todo += [Path(entry) for entry in entries if entry.is_dir() and not entry.name.startswith(".")]
+            below = (entry for entry in entries if entry.is_dir(follow_symlinks=False))
+            todo += [Path(entry) for entry in below if not entry.name.startswith(".")]
     return sorted(found)
