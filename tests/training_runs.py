@@ -101,11 +101,11 @@ def held_out_loader(
     return build_loader(dataset, sampler, LoaderSpec(batch_size=batch_size, workers=0))
 
 
-def make_model(seed: int = 0) -> nn.Module:
+def make_model(seed: int = 0, *, width: int = 2, dropout: float = 0.3) -> nn.Module:
     """A small network with dropout and running statistics."""
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)
-        return small_cnn(len(CLASSES), width=2, dropout=0.3)
+        return small_cnn(len(CLASSES), width=width, dropout=dropout)
 
 
 def run_folder(root: Path, out: Path, **about: Any) -> RunFolder:
