@@ -157,7 +157,7 @@ def format_offline(result: OfflineResult, ratios: dict[str, float | None]) -> st
     """All figures for a person."""
     lines = ["", format_rows(result.rows), "", "targets on UCF101's clips, in frames/s"]
     lines += [f"  {judge(target, ratios[target.peer])}" for target in TARGETS]
-    lines += ["", "where the time of `ours` goes, us/frame"]
+    lines += ["", "where the time of `ours_1_thread` goes, us/frame"]
     total = sum(result.stages_us.values())
     lines += [f"  {name:<10}{us:>7.1f}  {us / total:>4.0%}" for name, us in result.stages_us.items()]
     lines += ["", "quality against the decoded pictures"]
