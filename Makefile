@@ -14,7 +14,7 @@ JOBS_ARG = $(if $(JOBS),--jobs $(JOBS))
 WHERE = --dataset "$(DATASET)" --data "$(DATA)" --manifests "$(MANIFESTS)"
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo sample frames manifest verify pack train profile tune doctor bench report test lint check format
+.PHONY: help setup demo sample frames manifest verify pack train profile tune doctor bench report preview test lint check format
 
 help: ## this list
 	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
@@ -25,7 +25,7 @@ setup: .venv/.done ## the virtual environment .venv with everything, once
 .venv/.done: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
 	$(INSTALL) setuptools
-	$(INSTALL) --no-build-isolation --editable ".[cluster,dev,spectral,tensorboard]"
+	$(INSTALL) --no-build-isolation --editable ".[cluster,dev,plots,spectral,tensorboard]"
 	touch $@
 
 demo: .venv/.done ## sample videos -> frames -> manifest -> pack -> a short training -> a summary, from nothing
@@ -48,6 +48,18 @@ pack: .venv/.done ## the byte store: all JPEGs in one file that every worker map
 
 train: .venv/.done ## train and evaluate a clip classifier; resumes
 	$(PY) -m scripts.train $(WHERE) $(if $(MODEL),--model $(MODEL)) $(ARGS)
+
+profile: .venv/.done ## where the time of training goes, and a verdict
+	$(PY) -m scripts.profile_loader $(WHERE) $(ARGS)
+
+tune: .venv/.done ## one factor at a time, a row for each trial, the winner saved for make train
+	$(PY) -m scripts.tune_loader $(WHERE) $(ARGS)
+
+report: .venv/.done ## a page to look at: classes, lengths, failures, sample clips
+	$(PY) -m scripts.report $(WHERE) $(ARGS)
+
+preview: .venv/.done ## a picture of what training sees: PNG and GIF
+	$(PY) -m scripts.preview $(WHERE) $(ARGS)
 
 doctor: .venv/.done ## what this machine has, and what will hurt
 	$(PY) -m scripts.doctor $(WHERE) $(ARGS)

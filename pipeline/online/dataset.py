@@ -5,6 +5,7 @@ import os
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any, Literal, NamedTuple, cast
 
@@ -97,6 +98,9 @@ class ClipDataset(Dataset[Clip]):
         # One place for each process, so that none waits for another: itself, then worker 0, 1, ...
         self._replaced = shared(torch.zeros(_MAX_PROCESSES, dtype=torch.int64))
         self._local = _Local()
+        self.stage: Callable[[str], AbstractContextManager[object]] = _untimed
+        """Entered for the time of each stage of the work, by its name: `read`, `decode` and `augment` for
+        each clip, `batch` for what is done once for all of them. A profiler puts its clock here."""
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "manifest": None}
@@ -124,7 +128,8 @@ class ClipDataset(Dataset[Clip]):
         """A batch, decoded straight into the memory that the main process will get."""
         asked = [ref if isinstance(ref, tuple) else self._ref_at(ref) for ref in refs]
         if self.augment is not None and self.transform is None:
-            frames = empty_frames(len(asked), self.window.frames, *self.augment.size_hw)
+            with self.stage("batch"):
+                frames = empty_frames(len(asked), self.window.frames, *self.augment.size_hw)
             clips = self._map(self._fill, asked, frames.numpy())
         else:
             made = self._map(self._make, asked)
@@ -163,7 +168,8 @@ class ClipDataset(Dataset[Clip]):
             out = np.empty((len(clip.indices), *size_hw, 3), np.uint8)
             self._decode_into(clip, out)
             if self.transform is not None:
-                out = apply_user_transform(self.transform, out, clip.ref.seed)
+                with self.stage("augment"):
+                    out = apply_user_transform(self.transform, out, clip.ref.seed)
             pictures.append(out)
 
         return self._or_replaced(ref, decode), pictures[-1]
@@ -172,7 +178,8 @@ class ClipDataset(Dataset[Clip]):
         for attempt in range(_MAX_ATTEMPTS + 1):
             candidate = ref if attempt == 0 else self._replacement(ref, attempt)
             try:
-                clip = self._read(candidate)
+                with self.stage("read"):
+                    clip = self._read(candidate)
                 decode(clip)
                 return clip
             except StoreError:
@@ -238,22 +245,31 @@ class ClipDataset(Dataset[Clip]):
         """Only the part of each frame that the crop needs, all parts side by side, then one resize."""
         drawn = self._drawn(clip)
         try:
-            if drawn is None:
-                decode_jpegs(jpegs, out)
-                return
-            regions = crop_jpegs(jpegs, *drawn.box)
-            factor = drawn.reduction if self.augment and self.augment.reduce else 1
-            height, width = -(-regions.height // factor), -(-regions.width // factor)
-            shape = (len(jpegs), height, width, 3)
-            pixels = self._local.scratch(math.prod(shape)).reshape(shape)
-            decode_jpegs(regions.jpegs, pixels, reduce=factor)
+            with self.stage("decode"):
+                if drawn is None:
+                    decode_jpegs(jpegs, out)
+                    return
+                regions = crop_jpegs(jpegs, *drawn.box)
+                factor = drawn.reduction if self.augment and self.augment.reduce else 1
+                height, width = -(-regions.height // factor), -(-regions.width // factor)
+                shape = (len(jpegs), height, width, 3)
+                pixels = self._local.scratch(math.prod(shape)).reshape(shape)
+                decode_jpegs(regions.jpegs, pixels, reduce=factor)
         except JpegError as error:
             raise self._bad_frame(clip.key, int(indices[error.place]), error) from error
         drawn = drawn.shifted(regions.top, regions.left)
-        apply_augment(pixels, drawn if factor == 1 else drawn.reduced(factor, height, width), out)
+        with self.stage("augment"):
+            apply_augment(pixels, drawn if factor == 1 else drawn.reduced(factor, height, width), out)
 
     def _bad_frame(self, key: str, index: int, error: Exception) -> StoreError:
         return StoreError(f"frame {index} of {key!r} in {self.store!r}: {error}; run `make verify REPAIR=1`")
+
+
+def _untimed(name: str) -> AbstractContextManager[object]:
+    return _NOT_TIMED
+
+
+_NOT_TIMED = nullcontext()
 
 
 def _pixels(manifest: Manifest, augment: AugmentSpec | None) -> int:
