@@ -63,6 +63,15 @@ class JpegError(ValueError):
         self.place = place
 
 
+class JpegRun(list[memoryview]):
+    """JPEGs that lie one directly behind the other: what is done to all of them need not copy them first."""
+
+    def __init__(self, joined: memoryview, ends: Sequence[int]) -> None:
+        """`ends`: where each JPEG ends in `joined`, ascending, the last at its end."""
+        super().__init__(joined[start:end] for start, end in pairwise((0, *ends)))
+        self.joined = joined
+
+
 class Regions(NamedTuple):
     """The same part of the frames of a clip, each a JPEG, and where the part lies in a frame."""
 
@@ -222,7 +231,7 @@ def _join_tiles(
 
     One pass over the bytes of all frames: frame by frame it costs 46 us each instead of 10.
     """
-    source = jpegs[0] if len(jpegs) == 1 else b"".join(jpegs)
+    source = jpegs.joined if isinstance(jpegs, JpegRun) else b"".join(jpegs)
     starts, stops = _find_tiles(jpegs, np.frombuffer(source, np.uint8), len(head), layout)  # (T, tiles) each
     at = layout.columns * np.arange(rows.start, rows.stop)
     run_starts = starts[:, at + columns.start]  # (T, R): a row's asked tiles lie side by side
@@ -297,7 +306,9 @@ def decode_jpeg(data: Data, out: np.ndarray | None = None, *, reduce: int = 1) -
     damage: on 944 frames of UCF101 635 us a frame, torchvision 1,081, OpenCV 935, in one run, all three
     to the same pixels. JpegError where the JPEG is damaged, even if something could be made of it.
     """
-    height, width = (-(-size // reduce) for size in jpeg_size(data)) if reduce > 1 else (0, 0)
+    height = width = 0
+    if reduce > 1:
+        height, width = (-(-size // reduce) for size in jpeg_size(data))
     try:
         pixels = simplejpeg.decode_jpeg(
             data, colorspace="RGB", min_height=height, min_width=width, buffer=out

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipeline.jpeg import JpegError, crop_jpegs, decode_jpeg, encode_jpeg, jpeg_size, restart_mcus
+from pipeline.jpeg import JpegError, JpegRun, crop_jpegs, decode_jpeg, encode_jpeg, jpeg_size, restart_mcus
 
 
 def segments(jpeg: bytes) -> dict[int, bytes]:
@@ -92,6 +92,17 @@ def test_frames_of_a_clip_are_cut_together_and_each_keeps_its_pixels():
     for jpeg, region in zip(jpegs, regions.jpegs, strict=True):
         inside = decode_jpeg(region)[30 - regions.top :, 50 - regions.left :][:40, :60]
         np.testing.assert_array_equal(inside, decode_jpeg(jpeg)[30:70, 50:110])
+
+
+def test_frames_that_lie_together_are_cut_as_those_that_do_not():
+    rng = np.random.default_rng(0)
+    pictures = [rng.integers(0, 256, (48, 64, 3), dtype=np.uint8) for _ in range(3)]
+    jpegs = [encode_jpeg(picture, quality=90, restart_mcus=2) for picture in pictures]
+    ends = np.cumsum([len(jpeg) for jpeg in jpegs]).tolist()
+    run = JpegRun(memoryview(b"".join(jpegs)), ends)
+    assert [bytes(jpeg) for jpeg in run] == jpegs
+    apart, together = crop_jpegs(jpegs, 20, 3, 10, 20), crop_jpegs(run, 20, 3, 10, 20)
+    assert [bytes(part) for part in together.jpegs] == [bytes(part) for part in apart.jpegs]
 
 
 def test_a_crop_takes_only_the_tiles_it_needs():

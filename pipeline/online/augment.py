@@ -9,6 +9,7 @@ Resizing agrees with torchvision's v2 `resized_crop(..., antialias=True)` on the
 """
 
 import difflib
+import math
 import random
 import threading
 from collections.abc import Callable, Collection, Iterator, Sequence
@@ -143,10 +144,9 @@ def apply_augment(
     elif out.shape != shape or out.dtype != np.uint8 or not out.flags.c_contiguous:
         raise ValueError(f"out must be contiguous uint8 {shape}, got {out.dtype} {out.shape}")
     source = frames[:, top : top + height, left : left + width]
-    resized = _resized(source, drawn, np.empty_like(out) if drawn.flip else out)
+    resized = _resized(source, drawn, _SCRATCH.mirrored.take(shape) if drawn.flip else out)
     if drawn.flip:
-        for picture, place in zip(resized, out, strict=True):
-            cv2.flip(picture, 1, dst=place)
+        _mirror(resized, out)
     elif resized is not out:
         np.copyto(out, resized)
     return out
@@ -156,6 +156,40 @@ def apply_to_frame(frame: Frames, drawn: DrawnAugment, out: Frames | None = None
     """The same for one frame: uint8 (H, W, 3) -> uint8 (out height, out width, 3)."""
     frames = apply_augment(frame[None], drawn, None if out is None else out[None])
     return cast(Frames, frames[0])
+
+
+def _mirror(frames: Frames, out: Frames) -> None:
+    """Left to right, (T, H, W, 3) to `out`; one call for all the rows of a clip where they lie together."""
+    if frames.flags.c_contiguous:
+        rows = (-1, *frames.shape[2:])
+        cv2.flip(frames.reshape(rows), 1, dst=out.reshape(rows))
+        return
+    for picture, place in zip(frames, out, strict=True):
+        cv2.flip(picture, 1, dst=place)
+
+
+class _Memory:
+    """Memory that is used again: new memory costs a page fault, about 0.5 us, for each 4 kB."""
+
+    def __init__(self) -> None:
+        self._buffer = np.empty(0, np.uint8)
+
+    def take(self, shape: Sequence[int]) -> Frames:
+        """uint8 of a shape, without a value, good until the next call."""
+        size = math.prod(shape)
+        if len(self._buffer) < size:
+            self._buffer = np.empty(size, np.uint8)
+        return self._buffer[:size].reshape(shape)
+
+
+class _Scratch(threading.local):
+    """Each thread's own."""
+
+    def __init__(self) -> None:
+        self.boxes, self.mirrored = _Memory(), _Memory()
+
+
+_SCRATCH = _Scratch()
 
 
 def _resized(source: Frames, drawn: DrawnAugment, out: Frames) -> Frames:
@@ -175,6 +209,11 @@ def _resized(source: Frames, drawn: DrawnAugment, out: Frames) -> Frames:
     fits = (y.grid, x.grid) == drawn.size_hw
     made = out if fits else np.empty((len(source), y.grid, x.grid, 3), np.uint8)
     resample = _ANTIALIASED if drawn.antialias else _PLAIN
+    if drawn.antialias and not source.flags.c_contiguous:
+        # The kernel copies pixels that do not lie together by itself, in 1.3 times the time.
+        boxes = _SCRATCH.boxes.take(source.shape)
+        np.copyto(boxes, source)
+        source = boxes
     resample(_as_tensor(source), [y.grid, x.grid], False, 1 / y.step, 1 / x.step, out=_as_tensor(made))
     return made if fits else made[:, y.skip : y.skip + y.out, x.skip : x.skip + x.out]
 

@@ -5,6 +5,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, Protocol, Self
 
@@ -12,6 +13,7 @@ import numpy as np
 
 from pipeline.errors import FolderError, StoreError
 from pipeline.folder import frame_name, read_frames_json
+from pipeline.jpeg import JpegRun
 from pipeline.manifest import Manifest
 from pipeline.online.counters import SharedCounters, StoreCounters
 from pipeline.online.pack import find_difference
@@ -150,7 +152,8 @@ class PackStore:
     def read(self, video: str, indices: Indices) -> list[memoryview]:
         """The JPEG of each frame, not copied; StoreError names a video or frame that is not there.
 
-        What is not in memory is asked for in one request a window; touching the bytes waits for it.
+        A JpegRun where the frames follow each other, as those of a clip with stride 1 do. What is not in
+        memory is asked for in one request a window; touching the bytes waits for it.
         """
         opened = self._open()
         extents = self._extents(opened, video, indices)
@@ -158,6 +161,9 @@ class PackStore:
         self._counters.add(
             StoreCounters(1, len(extents), sum(end - start for start, end in extents), watched, resident)
         )
+        if all(end == start for (_, end), (start, _) in pairwise(extents)) and extents:
+            first, last = extents[0][0], extents[-1][1]
+            return JpegRun(opened.pages.bytes[first:last], [end - first for _, end in extents])
         return [opened.pages.bytes[start:end] for start, end in extents]
 
     def read_ahead(self, video: str, indices: Indices) -> None:
