@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 import psutil
+import torch
 from torch.utils.data import DataLoader, Sampler
 
 from pipeline.errors import PipelineError
@@ -33,7 +34,9 @@ from pipeline.online import (
 )
 from pipeline.online.augment import draw_augment
 from pipeline.online.collate import ClipBatch
-from pipeline.online.loader import init_worker
+from pipeline.online.device_decode import DecodedBatches
+from pipeline.online.encoded import EncodedClipDataset
+from pipeline.online.loader import ClipLoader, init_worker
 from pipeline.online.store import Store
 from pipeline.online.windows import frame_indices
 from scripts.bench_clips import Stored, link_videos, make_long_videos, store_frames
@@ -224,12 +227,18 @@ def own_contenders(stored: Stored, refs: Sequence[ClipRef], bench: OnlineBench) 
     loader = own_loader(stored, stored.store, refs, bench)
     folders = own_loader(stored, FolderStore(stored.frames_root), refs, bench)
     plain = own_loader(stored, stored.store, refs, bench, antialias=False)
-    return [
+    contenders = [
         Contender("ours", lambda: loader, _own_pixels),
         Contender("ours_float", lambda: prefetch(loader, "cpu"), _float_pixels),
         Contender("ours_folder", lambda: folders, _own_pixels),
         Contender("ours_plain", lambda: plain, _own_pixels),
     ]
+    if torch.cuda.is_available():
+        decoded = DecodedBatches(
+            own_loader(stored, stored.store, refs, bench, dataset=EncodedClipDataset), "cuda"
+        )
+        contenders.append(Contender("ours_nvjpeg", lambda: decoded, _own_pixels))
+    return contenders
 
 
 def small_contenders(stored: Stored, refs: Sequence[ClipRef], bench: OnlineBench) -> list[Contender]:
@@ -243,17 +252,23 @@ def small_contenders(stored: Stored, refs: Sequence[ClipRef], bench: OnlineBench
 
 
 def own_loader(
-    stored: Stored, store: Store, refs: Sequence[ClipRef], bench: OnlineBench, *, antialias: bool = True
-) -> DataLoader[ClipBatch]:
+    stored: Stored,
+    store: Store,
+    refs: Sequence[ClipRef],
+    bench: OnlineBench,
+    *,
+    antialias: bool = True,
+    dataset: type[ClipDataset] = ClipDataset,
+) -> ClipLoader:
     """The loader as users build it."""
-    dataset = ClipDataset(
+    clips = dataset(
         stored.manifest,
         store,
         WindowSpec(frames=bench.clip_frames),
         augment=augment_spec(bench, antialias=antialias),
     )
     spec = LoaderSpec(batch_size=bench.batch_size, workers=bench.workers)
-    return build_loader(dataset, GivenClips(refs), spec)
+    return build_loader(clips, GivenClips(refs), spec)
 
 
 def peer_contender(peer: Peer, plan: Plan, bench: OnlineBench) -> Contender:
@@ -272,7 +287,7 @@ def peer_contender(peer: Peer, plan: Plan, bench: OnlineBench) -> Contender:
 
 
 def _own_pixels(batch: ClipBatch) -> np.ndarray:
-    return batch.frames.numpy()
+    return batch.frames.cpu().numpy()
 
 
 def _float_pixels(batch: ClipBatch) -> np.ndarray:

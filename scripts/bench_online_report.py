@@ -5,6 +5,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
+import torch
 
 from scripts.bench_common import Row, Target, judge, speed_ratios
 from scripts.bench_peers import FRAME_PEERS, VIDEO_PEERS
@@ -75,6 +76,8 @@ def descriptions(bench: OnlineBench) -> dict[str, str]:
         "ours_folder": "this loader with FolderStore",
         "ours_plain": "this loader with antialias=False",
     }
+    if torch.cuda.is_available():
+        found["ours_nvjpeg"] = "this loader with EncodedClipDataset: uint8 batches, decoded on the GPU"
     if bench.short_side_px is not None:
         small = f"this loader on frames stored at short side {bench.short_side_px}"
         found |= {small_name(bench): small, f"{small_name(bench)}_float": "the same through prefetch"}

@@ -208,6 +208,15 @@ def test_what_is_computed_with_moves_and_what_tells_of_clips_stays():
     assert (moved, stayed) == ({"meta"}, {"cpu"})
 
 
+def test_what_lies_inside_of_extras_moves_too():
+    batch = make_batch()
+    batch.extras["imu"] = {"values": torch.zeros(2, 3), "mask": {"kept": torch.ones(2, dtype=torch.bool)}}
+    there = to_device(batch, torch.device("meta"))
+    imu = there.extras["imu"]
+    assert {imu["values"].device.type, imu["mask"]["kept"].device.type} == {"meta"}
+    assert list(there.extras) == list(batch.extras)
+
+
 def test_prepare_is_given_uint8_batches_and_has_the_last_word():
     shapes = []
 

@@ -1,13 +1,10 @@
 """A `ClipRef` to a clip, many to a batch: a pure function of manifest, specs and refs."""
 
 import math
-import os
-import threading
-from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
-from typing import Any, Literal, NamedTuple, cast
+from typing import Any, Literal, NamedTuple, TypeAlias, TypeVar, cast
 
 import numpy as np
 import torch
@@ -26,7 +23,12 @@ from pipeline.online.augment import (
 )
 from pipeline.online.collate import Clip, ClipBatch, empty_frames
 from pipeline.online.columns import SharedColumns, shared
+from pipeline.online.extras import Extras
+from pipeline.online.local import Local
+from pipeline.online.readahead import reading_ahead, touch
+from pipeline.online.reuse import Kept, ReuseSpec, open_cache
 from pipeline.online.samplers import ClipRef, EpochSampler
+from pipeline.online.sources import Source, SourceSample
 from pipeline.online.store import Jpeg, Store
 from pipeline.online.windows import WindowSpec, draw_start, frame_indices
 from pipeline.seeds import generator
@@ -50,6 +52,11 @@ class _Read(NamedTuple):
     width: int
 
 
+_Ahead: TypeAlias = Callable[[], _Read | None] | None
+"""Gives what a reader has fetched of a clip, or raises; None where none was asked to."""
+_Made = TypeVar("_Made")
+
+
 class ClipDataset(Dataset[Clip]):
     """The clips of a manifest's videos.
 
@@ -62,6 +69,12 @@ class ClipDataset(Dataset[Clip]):
                from the ref's seed, and counts it in `replaced`. Evaluation (refs of seed 0) always raises
     max_skips  clips that may be replaced before `skip` raises, too
     threads    clips decoded at the same time in one process; decoding and resizing let go of the GIL
+    readers    threads in one process that fetch the bytes of a batch's next clips meanwhile; 0: none. For
+               storage that keeps one waiting
+    sources    what else there is of a clip, by the name that it gets in `extras` (`pipeline.online.extras`).
+               A source that cannot be read always raises SourceError
+    row_extras   a number for each row, (rows,), by the name that it gets in `extras`
+    reuse_cache  where clips are kept, for a sampler whose `reuse` gives the same ones in several epochs
 
     `dataset[ref]` is a pure function of the ref, and `dataset[i]` the clip at position i of epoch 0 of
     `EpochSampler(manifest, window)`. Workers are sent paths and file descriptors only.
@@ -78,11 +91,16 @@ class ClipDataset(Dataset[Clip]):
         on_bad: Literal["raise", "skip"] = "raise",
         max_skips: int = 100,
         threads: int = 1,
+        readers: int = 0,
+        sources: Mapping[str, Source] | None = None,
+        row_extras: Mapping[str, np.ndarray] | None = None,
+        reuse_cache: ReuseSpec | None = None,
     ) -> None:
         if on_bad not in ("raise", "skip"):
             raise ValueError(f"on_bad is raise or skip, got {on_bad!r}")
-        if threads < 1 or max_skips < 0:
-            raise ValueError(f"threads must be >= 1 and max_skips >= 0, got {threads} and {max_skips}")
+        if threads < 1 or max_skips < 0 or readers < 0:
+            found = f"got {threads}, {max_skips} and {readers}"
+            raise ValueError(f"threads must be >= 1, max_skips and readers >= 0, {found}")
         self.manifest: Manifest | None = manifest
         """What the dataset was made of; None in a worker that was spawned."""
         self.store = store
@@ -92,15 +110,20 @@ class ClipDataset(Dataset[Clip]):
         self.on_bad = on_bad
         self.max_skips = max_skips
         self.threads = threads
+        self.readers = readers
         self.columns = SharedColumns(manifest)
         self.clip_bytes = window.frames * 3 * _pixels(manifest, augment)
         """Bytes of the largest clip, before a transform."""
+        self.extras = Extras(manifest, sources or {}, row_extras or {})
+        self.cache = None if reuse_cache is None else open_cache(reuse_cache, self, manifest)
+        """Clips of epochs before; None where none are kept."""
         # One place for each process, so that none waits for another: itself, then worker 0, 1, ...
         self._replaced = shared(torch.zeros(_MAX_PROCESSES, dtype=torch.int64))
-        self._local = _Local()
+        self._local = Local()
         self.stage: Callable[[str], AbstractContextManager[object]] = _untimed
-        """Entered for the time of each stage of the work, by its name: `read`, `decode` and `augment` for
-        each clip, `batch` for what is done once for all of them. A profiler puts its clock here."""
+        """Entered for the time of each stage of the work, by its name: `read`, `decode`, `augment` and, of
+        further sources, `sources` for each clip; `batch` for what is done once for all of them. A profiler
+        puts its clock here."""
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "manifest": None}
@@ -127,61 +150,86 @@ class ClipDataset(Dataset[Clip]):
     def __getitems__(self, refs: Sequence[ClipRef | int]) -> ClipBatch:
         """A batch, decoded straight into the memory that the main process will get."""
         asked = [ref if isinstance(ref, tuple) else self._ref_at(ref) for ref in refs]
-        if self.augment is not None and self.transform is None:
-            with self.stage("batch"):
-                frames = empty_frames(len(asked), self.window.frames, *self.augment.size_hw)
-            clips = self._map(self._fill, asked, frames.numpy())
-        else:
-            made = self._map(self._make, asked)
-            clips = [clip for clip, _ in made]
-            frames = _stacked([pictures for _, pictures in made], [clip.key for clip in clips])
+        with self._fetched(asked) as fetched:
+            if self.augment is not None and self.transform is None:
+                with self.stage("batch"):
+                    frames = empty_frames(len(asked), self.window.frames, *self.augment.size_hw)
+                clips = self._map(self._fill, asked, fetched, frames.numpy())
+            else:
+                made = self._map(self._make, asked, fetched)
+                clips = [clip for clip, _ in made]
+                frames = _stacked([pictures for _, pictures in made], [clip.key for clip in clips])
         return ClipBatch(
             frames=frames,
             labels=torch.tensor([clip.label for clip in clips]),
             videos=torch.tensor([clip.ref.video for clip in clips]),
             starts=torch.tensor([int(clip.indices[0]) for clip in clips]),
             times_s=torch.from_numpy(np.stack([clip.times_s for clip in clips])),
-            extras={"seed": torch.tensor([clip.ref.seed for clip in clips])},
+            extras={"seed": torch.tensor([clip.ref.seed for clip in clips]), **self._extras(clips)},
         )
 
     def _map(self, function: Callable[..., Any], *args: Any) -> list[Any]:
         """In threads where there are some."""
         if self.threads == 1 or len(args[0]) == 1:
             return list(map(function, *args))
-        return list(self._local.pool(self.threads).map(function, *args))
+        return list(self._local.pool("decoders", self.threads).map(function, *args))
 
     def _ref_at(self, position: int) -> ClipRef:
         # The columns are all that a sampler needs of a manifest to say what stands where.
         sampler = EpochSampler(cast(Manifest, self.columns), self.window)
         return sampler.refs_at(np.array([range(len(self))[position]]), epoch=0)[0]
 
-    def _fill(self, ref: ClipRef, out: np.ndarray) -> _Read:
-        """Decode a clip into `out`, uint8 (T, H, W, 3); what is bad is replaced where that is allowed."""
-        return self._or_replaced(ref, partial(self._decode_into, out=out))
+    @contextmanager
+    def _fetched(self, refs: Sequence[ClipRef]) -> Iterator[Sequence[_Ahead]]:
+        """For each ref what waits for its bytes, where there are readers to fetch them."""
+        if not self.readers:
+            yield [None] * len(refs)
+            return
+        pool = self._local.pool("readers", self.readers)
+        with reading_ahead(pool, self._read_unless_kept, refs, ahead=2 * self.readers) as fetched:
+            yield fetched
 
-    def _make(self, ref: ClipRef) -> tuple[_Read, np.ndarray]:
+    def _read_unless_kept(self, ref: ClipRef) -> _Read | None:
+        return None if self.cache is not None and self.cache.has(ref) else self._read(ref)
+
+    def _fill(self, ref: ClipRef, ahead: _Ahead, out: np.ndarray) -> _Read:
+        """A clip, its pictures in `out`, uint8 (T, H, W, 3)."""
+        return self._kept_or_made(ref, ahead, partial(self._decode_into, out=out), out)[0]
+
+    def _make(self, ref: ClipRef, ahead: _Ahead) -> tuple[_Read, np.ndarray]:
         """A clip and its pictures, uint8 (T, H, W, 3), of a size that only they know."""
-        pictures: list[np.ndarray] = []
+        return self._kept_or_made(ref, ahead, self._decode_whole)
 
-        def decode(clip: _Read) -> None:
-            size_hw = self.augment.size_hw if self.augment else (clip.height, clip.width)
-            out = np.empty((len(clip.indices), *size_hw, 3), np.uint8)
-            self._decode_into(clip, out)
-            if self.transform is not None:
-                with self.stage("augment"):
-                    out = apply_user_transform(self.transform, out, clip.ref.seed)
-            pictures.append(out)
+    def _kept_or_made(
+        self,
+        ref: ClipRef,
+        ahead: _Ahead,
+        decode: Callable[[_Read], np.ndarray],
+        out: np.ndarray | None = None,
+    ) -> tuple[_Read, np.ndarray]:
+        if self.cache is None:
+            return self._or_replaced(ref, decode, ahead)
+        with self.stage("read"):
+            found = self.cache.get(ref, out)
+        if found is not None:
+            kept, pictures = found
+            key, label = self.columns.frames(ref.video), self.columns.label(ref.video)
+            return _Read(ref, key, kept.indices, (), kept.times_s, label, kept.height, kept.width), pictures
+        clip, pictures = self._or_replaced(ref, decode, ahead)
+        if clip.ref == ref:  # what was replaced is counted each time
+            self.cache.put(ref, Kept(clip.indices, clip.times_s, clip.height, clip.width), pictures)
+        return clip, pictures
 
-        return self._or_replaced(ref, decode), pictures[-1]
-
-    def _or_replaced(self, ref: ClipRef, decode: Callable[[_Read], None]) -> _Read:
+    def _or_replaced(
+        self, ref: ClipRef, decode: Callable[[_Read], _Made], ahead: _Ahead = None
+    ) -> tuple[_Read, _Made]:
+        """A clip and what is made of it; what is bad is replaced where that is allowed."""
         for attempt in range(_MAX_ATTEMPTS + 1):
             candidate = ref if attempt == 0 else self._replacement(ref, attempt)
             try:
                 with self.stage("read"):
-                    clip = self._read(candidate)
-                decode(clip)
-                return clip
+                    clip = (ahead() if ahead and attempt == 0 else None) or self._read(candidate)
+                return clip, decode(clip)
             except StoreError:
                 if self.on_bad == "raise" or not ref.seed or attempt == _MAX_ATTEMPTS:
                     raise
@@ -215,6 +263,8 @@ class ClipDataset(Dataset[Clip]):
             ref.start, len(times_us), self.window, times_us=times_us, seed=ref.seed, video=key
         )
         jpegs = self.store.read(key, indices)
+        if self.readers:
+            touch(jpegs)
         try:
             height, width = jpeg_size(jpegs[0])
         except JpegError as error:
@@ -223,15 +273,37 @@ class ClipDataset(Dataset[Clip]):
             ref, key, indices, jpegs, times_us[indices] / 1e6, self.columns.label(ref.video), height, width
         )
 
-    def _decode_into(self, clip: _Read, out: np.ndarray) -> None:
+    def _extras(self, clips: Sequence[_Read]) -> dict[str, Tensor]:
+        if not self.extras:
+            return {}
+        names = [f"{clip.key} from frame {clip.indices[0]}" for clip in clips]
+        samples = self._map(self._read_sources, clips)
+        return self.extras.collate(samples, [clip.ref.video for clip in clips], names)
+
+    def _read_sources(self, clip: _Read) -> dict[str, SourceSample]:
+        drawn = self._drawn(clip)
+        with self.stage("sources"):
+            flipped = drawn is not None and drawn.flip
+            return self.extras.read(clip.ref.video, clip.key, clip.times_s, flipped=flipped)
+
+    def _decode_whole(self, clip: _Read) -> np.ndarray:
+        """uint8 (T, H, W, 3), after the transform."""
+        height, width = self.augment.size_hw if self.augment else (clip.height, clip.width)
+        out = self._decode_into(clip, np.empty((len(clip.indices), height, width, 3), np.uint8))
+        if self.transform is None:
+            return out
+        with self.stage("augment"):
+            return apply_user_transform(self.transform, out, clip.ref.seed)
+
+    def _decode_into(self, clip: _Read, out: np.ndarray) -> np.ndarray:
         """Decode each frame once, though a short video may show it more often; cut, resize and mirror."""
         if (np.diff(clip.indices) > 0).all():
             self._decode(clip, clip.indices, clip.jpegs, out)
-            return
+            return out
         shown, first, places = np.unique(clip.indices, return_index=True, return_inverse=True)
         distinct = np.empty((len(shown), *out.shape[1:]), np.uint8)
         self._decode(clip, shown, [clip.jpegs[place] for place in first], distinct)
-        np.take(distinct, places, axis=0, out=out)
+        return np.take(distinct, places, axis=0, out=out)
 
     def _drawn(self, clip: _Read) -> DrawnAugment | None:
         if self.augment is None:
@@ -291,28 +363,3 @@ def _stacked(pictures: list[np.ndarray], keys: list[str]) -> Tensor:
     frames = empty_frames(len(pictures), *pictures[0].shape[:3])
     np.stack(pictures, out=frames.numpy())
     return frames
-
-
-class _Local:
-    """What belongs to one process or thread and is never handed on: memory to decode in, threads."""
-
-    def __init__(self) -> None:
-        self.lock = threading.Lock()
-        self._thread = threading.local()
-        self._pool: tuple[int, ThreadPoolExecutor] | None = None
-
-    def __reduce__(self) -> tuple[type["_Local"], tuple[()]]:
-        return _Local, ()
-
-    def scratch(self, size: int) -> np.ndarray:
-        """uint8 (size,), this thread's own, good until it is asked for again."""
-        buffer = getattr(self._thread, "buffer", None)
-        if buffer is None or len(buffer) < size:
-            buffer = self._thread.buffer = np.empty(size, np.uint8)
-        return cast(np.ndarray, buffer[:size])
-
-    def pool(self, threads: int) -> ThreadPoolExecutor:
-        """This process's threads; those of a parent do not exist in a fork."""
-        if self._pool is None or self._pool[0] != os.getpid():
-            self._pool = os.getpid(), ThreadPoolExecutor(threads, thread_name_prefix="clipfeed")
-        return self._pool[1]

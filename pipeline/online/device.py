@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from pipeline.errors import PipelineError
-from pipeline.online.collate import ClipBatch
+from pipeline.online.collate import ClipBatch, map_extras
 
 Prepare: TypeAlias = Callable[[ClipBatch], ClipBatch]
 """From a batch on its device, frames uint8 (B, T, H, W, C), to what the model is given."""
@@ -149,7 +149,9 @@ def to_device(batch: ClipBatch, device: torch.device) -> ClipBatch:
         # The other way the host must wait: it would read what is not there yet.
         return part.to(device, non_blocking=device.type == "cuda")
 
-    extras = {name: part if name == "seed" else moved(part) for name, part in batch.extras.items()}
+    extras = map_extras(moved, batch.extras)
+    if "seed" in extras:
+        extras["seed"] = batch.extras["seed"]  # the host draws from it
     return batch._replace(frames=moved(batch.frames), labels=moved(batch.labels), extras=extras)
 
 
@@ -235,5 +237,11 @@ def _side_stream(device: torch.device) -> torch.cuda.Stream:
 
 
 def _parts_on(batch: ClipBatch, device: torch.device) -> list[Tensor]:
-    tensors = (batch.frames, batch.labels, batch.videos, batch.starts, batch.times_s, *batch.extras.values())
+    tensors = [batch.frames, batch.labels, batch.videos, batch.starts, batch.times_s]
+
+    def note(part: Tensor) -> Tensor:
+        tensors.append(part)
+        return part
+
+    map_extras(note, batch.extras)
     return [tensor for tensor in tensors if tensor.device == device]

@@ -17,7 +17,7 @@ from pipeline.online.collate import ClipBatch, collate_clips
 from pipeline.online.dataset import ClipDataset
 from pipeline.online.packfile import format_bytes
 from pipeline.online.ram import RAM_ROOT
-from pipeline.online.samplers import ClipRef
+from pipeline.online.samplers import ClipRef, EpochSampler, EvalSampler
 
 StartMethod = Literal["fork", "forkserver", "spawn"]
 
@@ -33,6 +33,9 @@ class LoaderSpec:
     threads: int = 1
     """Threads that decode in each worker. Processes do more: 15 % of the work, what Python does between two
     calls of the decoder, holds the GIL."""
+    readers: int = 0
+    """Threads in each worker that fetch the bytes of a batch's next clips while others are decoded, for
+    storage that keeps one waiting; 0: as many as the dataset was given, by default none."""
     prefetch: int = 2
     """Batches that each worker makes ahead."""
     start_method: StartMethod = "forkserver"
@@ -50,8 +53,8 @@ class LoaderSpec:
     def __post_init__(self) -> None:
         if self.batch_size < 1 or self.prefetch < 1 or self.threads < 1 or self.ranks_on_machine < 1:
             raise ValueError(f"batch_size, prefetch, threads and ranks_on_machine must be >= 1, got {self}")
-        if self.workers is not None and self.workers < 0:
-            raise ValueError(f"workers must be 0 or more, got {self.workers}")
+        if self.readers < 0 or (self.workers is not None and self.workers < 0):
+            raise ValueError(f"workers and readers must be 0 or more, got {self.workers} and {self.readers}")
 
     @property
     def num_workers(self) -> int:
@@ -121,12 +124,15 @@ def build_loader(
 ) -> ClipLoader:
     """A loader of the sampler's clips, in the sampler's order whatever the number of workers.
 
-    Raises PipelineError where the batches in flight do not fit into /dev/shm.
+    Raises PipelineError where the batches in flight do not fit into /dev/shm, or where the dataset keeps
+    clips that the sampler will not ask for again.
     """
     workers = spec.num_workers
     if workers:
         check_shared_memory(spec, dataset.clip_bytes, free_bytes(RAM_ROOT) if RAM_ROOT.is_dir() else 0)
+    _check_reuse(dataset, sampler)
     dataset.threads = spec.threads
+    dataset.readers = spec.readers or dataset.readers
     return ClipLoader(
         dataset,  # type: ignore[arg-type]
         batch_size=spec.batch_size,
@@ -142,6 +148,18 @@ def build_loader(
         # One of its own, so that iterating draws nothing from torch's global generator.
         generator=torch.Generator(),
     )
+
+
+def _check_reuse(dataset: ClipDataset, sampler: Sampler[ClipRef]) -> None:
+    if dataset.cache is None or not isinstance(sampler, EpochSampler | EvalSampler):
+        return
+    if isinstance(sampler, EpochSampler) and sampler.reuse == 1:
+        raise PipelineError("the dataset keeps clips and no epoch shows one again: give the sampler reuse=k")
+    if dataset.cache.clips_per_video < sampler.clips_per_video:
+        raise PipelineError(
+            f"the dataset keeps {dataset.cache.clips_per_video} clips of a video and the sampler asks for "
+            f"{sampler.clips_per_video}: give ReuseSpec(clips_per_video={sampler.clips_per_video})"
+        )
 
 
 def _context(start_method: StartMethod) -> Any:

@@ -68,6 +68,11 @@ class EpochSampler(Sampler[ClipRef]):
                      them; `class_weights(manifest.column("label"))` puts classes in balance
     clips_per_video  clips of one video that follow each other, each with its own start and seed
                      (repeated augmentation, Hoffer et al. 2020)
+    reuse            epochs that show the same clips, each in an order of its own: a clip's chance (start,
+                     crop, flip) follows from its row, and is drawn anew every `reuse` epochs. It saves
+                     time with a `ClipDataset` that keeps them (`reuse_cache`), and costs diversity: E
+                     epochs have the clips of E / reuse. A row that an order has more than once in an
+                     epoch (weights, quotas) is the same clip each time
     tail             the samples that do not fill a last round of all ranks: `drop` leaves them out, at
                      most world - 1 of them; `pad` fills the round with the order's first rows, under
                      other starts and seeds. Either way all ranks have equally many
@@ -91,6 +96,7 @@ class EpochSampler(Sampler[ClipRef]):
         shuffle: bool = True,
         weights: Floats | None = None,
         clips_per_video: int = 1,
+        reuse: int = 1,
         tail: Tail = "drop",
         order: RowOrder | None = None,
     ) -> None:
@@ -98,6 +104,8 @@ class EpochSampler(Sampler[ClipRef]):
         _check_rows(manifest, window)
         if seed < 0 or clips_per_video < 1:
             raise ValueError(f"seed must be >= 0 and clips_per_video >= 1, got {seed} and {clips_per_video}")
+        if reuse < 1:
+            raise ValueError(f"reuse must be >= 1, got {reuse}")
         if tail not in ("drop", "pad"):
             raise ValueError(f"tail is drop or pad, got {tail!r}")
         if weights is not None and not shuffle:
@@ -108,8 +116,11 @@ class EpochSampler(Sampler[ClipRef]):
         self.rank = rank
         self.world = world
         self.clips_per_video = clips_per_video
+        self.reuse = reuse
         self.tail: Tail = tail
         self.order = _row_order(manifest, shuffle, weights) if order is None else order
+        if getattr(order, "num_rows", len(manifest)) != len(manifest):
+            raise SamplerError(f"{order!r:.60} is of other rows than this {manifest!r}: make it of the same")
         self._epoch = 0
         self._delivered = 0
         self._is_resumed = False
@@ -174,9 +185,15 @@ class EpochSampler(Sampler[ClipRef]):
         """
         slots = positions % self.num_samples // self.clips_per_video
         rows = self.order.rows(slots, seed=self.seed, epoch=epoch)
-        seeds = clip_seeds(positions, seed=self.seed, epoch=epoch)
+        places = positions if self.reuse == 1 else self._repeats(positions) * len(self.manifest) + rows
+        seeds = clip_seeds(places, seed=self.seed, epoch=epoch // self.reuse)
         starts = draws_below(seeds, _of_rows(count_starts, self.manifest, self.window, rows))
         return list(map(ClipRef, rows.tolist(), starts.tolist(), seeds.tolist()))
+
+    def _repeats(self, positions: Integers) -> Integers:
+        """Which clip of its video stands at each position; those that `pad` adds are clips of their own."""
+        rounds = positions // self.num_samples
+        return rounds * self.clips_per_video + positions % self.clips_per_video
 
     def set_epoch(self, epoch: int) -> None:
         """Begin an epoch, at its first sample.
@@ -223,7 +240,8 @@ class EpochSampler(Sampler[ClipRef]):
         SamplerError that names what differs where the state is of another stream.
         """
         try:
-            theirs = {"format": state["format"], **state["stream"]}
+            # A state that does not say how often clips are shown is older than that choice.
+            theirs = {"format": state["format"], "reuse": 1, **state["stream"]}
             epoch, delivered = int(state["epoch"]), int(state["delivered"])
         except (KeyError, TypeError, ValueError) as error:
             raise SamplerError(f"not the state of an EpochSampler ({error!r}): {state!r:.200}") from error
@@ -244,6 +262,7 @@ class EpochSampler(Sampler[ClipRef]):
             "manifest": self.manifest.fingerprint(),
             "seed": self.seed,
             "clips_per_video": self.clips_per_video,
+            "reuse": self.reuse,
             **self.order.settings(),
             **window,
         }

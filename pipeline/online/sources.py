@@ -96,7 +96,7 @@ class Padded(NamedTuple):
     """Windows of different lengths side by side."""
 
     values: np.ndarray
-    """(B, L, C), of the windows' own dtype; L is the longest of them."""
+    """(B, L, ...), of the windows' own dtype; L is the longest of them."""
     lengths: np.ndarray
     """int64 (B,)"""
     mask: np.ndarray
@@ -104,20 +104,19 @@ class Padded(NamedTuple):
 
 
 def pad_ragged(windows: Sequence[np.ndarray], *, fill: float = 0.0) -> Padded:
-    """Windows (L, C) with the same C, filled up at their ends to the longest.
+    """Windows (L, ...) that are of one shape but for L, filled up at their ends to the longest.
 
     SourceError, with the position, for one that does not fit the first.
     """
     if not windows:
         raise ValueError("no windows to pad")
     for position, window in enumerate(windows):
-        if window.ndim != 2 or window.shape[1] != windows[0].shape[1]:
-            raise SourceError(
-                f"window {position} is {window.shape}, expected (L, {windows[0].shape[1]}) as the first"
-            )
+        if not window.ndim or window.shape[1:] != windows[0].shape[1:]:
+            expected = ", ".join(["L", *map(str, windows[0].shape[1:])])
+            raise SourceError(f"window {position} is {window.shape}, expected ({expected}) as the first")
     lengths = np.array([len(window) for window in windows], dtype=np.int64)
     mask = np.arange(lengths.max()) < lengths[:, None]  # (B, L)
-    values = np.full((*mask.shape, windows[0].shape[1]), fill, dtype=windows[0].dtype)
+    values = np.full((*mask.shape, *windows[0].shape[1:]), fill, dtype=windows[0].dtype)
     values[mask] = np.concatenate(windows)
     return Padded(values, lengths, mask)
 

@@ -1,0 +1,77 @@
+"""Bytes fetched by threads before the decoders need them: two queues, for slow storage.
+
+    refs of a batch -> readers (N threads: open, read, wait) -> fetched clips, bounded -> decoders
+
+Readers hardly use the processor, they wait: for a network, or for a disk that turns. While a clip is
+decoded the next ones arrive. Which clips there are, and in which order, is not touched.
+"""
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from typing import Generic, TypeVar
+
+import numpy as np
+
+K = TypeVar("K")
+V = TypeVar("V")
+
+
+@contextmanager
+def reading_ahead(
+    pool: ThreadPoolExecutor, read: Callable[[K], V], keys: Sequence[K], *, ahead: int
+) -> Iterator[list[Callable[[], V]]]:
+    """For each key a function that gives `read(key)`, or raises what that raised; each may be called once.
+
+    At most `ahead` keys beyond the furthest that was called for are read or lie ready, so memory is bounded
+    and no order of calls can wait for itself. Leaving the block drops what was not begun.
+    """
+    fetched = _Fetched(pool, read, keys, ahead)
+    try:
+        yield [fetched.taker(place) for place in range(len(keys))]
+    finally:
+        fetched.drop()
+
+
+class _Fetched(Generic[K, V]):
+    """What the readers of one batch have, and have yet to get."""
+
+    def __init__(
+        self, pool: ThreadPoolExecutor, read: Callable[[K], V], keys: Sequence[K], ahead: int
+    ) -> None:
+        self._pool, self._read, self._keys, self._ahead = pool, read, keys, ahead
+        self._lock = threading.Lock()
+        self._futures: list[Future[V] | None] = []
+        self._ask_for(ahead)
+
+    def taker(self, place: int) -> Callable[[], V]:
+        def take() -> V:
+            self._ask_for(place + 1 + self._ahead)
+            future, self._futures[place] = self._futures[place], None  # decoded, its bytes can go
+            if future is None:
+                raise ValueError(f"key {place} was taken before")
+            return future.result()
+
+        return take
+
+    def _ask_for(self, count: int) -> None:
+        """Have the first `count` keys read, in their order."""
+        with self._lock:
+            for key in self._keys[len(self._futures) : count]:
+                self._futures.append(self._pool.submit(self._read, key))
+
+    def drop(self) -> None:
+        for future in self._futures:
+            if future is not None:
+                future.cancel()
+
+
+def touch(jpegs: Sequence[bytes | memoryview]) -> None:
+    """Wait until all bytes are in memory. Views into a mapped file are not yet when they are handed out.
+
+    The copy is thrown away: numpy makes it without the GIL, so that decoders go on while the disk turns.
+    """
+    for jpeg in jpegs:
+        if isinstance(jpeg, memoryview):
+            np.array(np.frombuffer(jpeg, np.uint8))
