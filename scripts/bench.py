@@ -11,6 +11,8 @@ import av
 import tyro
 
 from scripts import run
+from scripts.bench_caching import CachingBench, caching_json, format_caching, measure_caching
+from scripts.bench_clip import ClipBench, clip_json, format_clip, measure_clip
 from scripts.bench_clips import store_clips
 from scripts.bench_common import (
     describe_machine,
@@ -24,13 +26,16 @@ from scripts.bench_memory import MemoryBench, format_memory, measure_memory, mem
 from scripts.bench_offline import TARGETS, OfflineBench, OfflineResult, find_clips, measure_offline
 from scripts.bench_online import measure_online
 from scripts.bench_online_report import OnlineBench, format_online, online_json
+from scripts.bench_plot import write_plot
 from scripts.bench_scale import ScaleBench, format_scale, measure_scale, scale_json
+from scripts.bench_storage import StorageBench, format_storage, measure_storage, storage_json
 
 OFFLINE, ONLINE, MEMORY, SCALE = OfflineBench(), OnlineBench(), MemoryBench(), ScaleBench()
+CACHING, STORAGE, CLIP = CachingBench(), StorageBench(), ClipBench()
 PACKAGES = ("av", "opencv-python", "numpy", "joblib", "simplejpeg", "torch", "torchvision", "pillow")
 PEERS = ("mmaction2", "mmcv-lite", "PyTurboJPEG", "torchcodec", "decord", "eva-decord")
-Bench = Literal["offline", "online", "memory", "scale"]
-BENCHES: tuple[Bench, ...] = ("offline", "online", "memory", "scale")
+Bench = Literal["offline", "online", "memory", "scale", "caching", "storage", "clip"]
+BENCHES: tuple[Bench, ...] = ("offline", "online", "memory", "scale", "caching", "storage", "clip")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,11 +48,14 @@ class _Run:
 
 
 def main(
-    what: Annotated[Literal["offline", "online", "memory", "scale", "all"], tyro.conf.Positional],
+    what: Annotated[Bench | Literal["all"], tyro.conf.Positional],
     offline: OfflineBench = OFFLINE,
     online: OnlineBench = ONLINE,
     memory: MemoryBench = MEMORY,
     scale: ScaleBench = SCALE,
+    caching: CachingBench = CACHING,
+    storage: StorageBench = STORAGE,
+    clip: ClipBench = CLIP,
     *,
     videos: Path | None = None,
     data: Path = Path("data"),
@@ -55,6 +63,7 @@ def main(
     rounds: int = 5,
     work_dir: Path | None = None,
     json_file: Annotated[Path | None, tyro.conf.arg(name="json")] = None,
+    plot: Path | None = None,
 ) -> int:
     """Measure what is here and what others use, in turns, on the same input.
 
@@ -62,17 +71,23 @@ def main(
 
     Args:
         what: `offline`: videos to frames. `online`: frames to batches. `memory`: of all processes. `scale`: a
-            clip's cost as the videos become more. `all`: one after the other.
+            clip's cost as the videos become more. `caching`: ways to have a clip again. `storage`: sizes and
+            qualities of frames. `clip`: what each part of the work on a clip takes, and what else was
+            tried. `all`: one after the other.
         offline: What `offline` measures.
         online: What `online` measures.
         memory: What `memory` measures.
         scale: What `scale` measures.
+        caching: What `caching` measures.
+        storage: What `storage` measures.
+        clip: What `clip` measures.
         videos: Folder of the clips; without it real UCF101 clips, if they are there, else the sample's.
         data: Root of the datasets, where the sample is.
         clips: At most so many clips.
         rounds: How often each contender runs; medians are shown.
         work_dir: Where frames are written meanwhile; the system's place for temporary files by default.
         json_file: Where to write all figures as JSON, too.
+        plot: Where to draw them, too: a PNG, or an SVG or PDF by the name's ending.
     """
     if rounds < 1 or (clips is not None and clips < 1):
         raise ValueError(f"--rounds and --clips must be 1 or more, got {rounds} and {clips}")
@@ -84,6 +99,9 @@ def main(
         "online": lambda: _online(given, online),
         "memory": lambda: _memory(given, memory),
         "scale": lambda: _scale(given, scale),
+        "caching": lambda: _caching(given, caching),
+        "storage": lambda: _storage(given, storage),
+        "clip": lambda: _clip(given, clip),
     }
     about = {"machine": machine, "clips": [str(clip) for clip in given.clips]}
     reports: dict[str, Any] = {
@@ -91,6 +109,8 @@ def main(
     }
     if json_file is not None:
         write_report(json_file, reports if what == "all" else reports[what])
+    if plot is not None:
+        write_plot(plot, list(reports.values()))
     return 0
 
 
@@ -120,6 +140,24 @@ def _scale(given: _Run, bench: ScaleBench) -> dict[str, Any]:
     rows = measure_scale(given.clips[0], bench, rounds=given.rounds, work_dir=given.work_dir, on_case=_show)
     _print(format_scale(rows))
     return scale_json(rows)
+
+
+def _caching(given: _Run, bench: CachingBench) -> dict[str, Any]:
+    rows = measure_caching(given.clips, bench, rounds=given.rounds, work_dir=given.work_dir, on_case=_show)
+    _print(format_caching(rows, bench))
+    return caching_json(rows)
+
+
+def _storage(given: _Run, bench: StorageBench) -> dict[str, Any]:
+    rows = measure_storage(given.clips, bench, rounds=given.rounds, work_dir=given.work_dir, on_case=_show)
+    _print(format_storage(rows, bench))
+    return storage_json(rows)
+
+
+def _clip(given: _Run, bench: ClipBench) -> dict[str, Any]:
+    rows = measure_clip(given.clips, bench, rounds=given.rounds, work_dir=given.work_dir, on_case=_show)
+    _print(format_clip(rows))
+    return clip_json(rows)
 
 
 def _print(text: str) -> None:
