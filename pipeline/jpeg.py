@@ -1,6 +1,7 @@
 """JPEG with restart markers: a grid of tiles, of which a part can be decoded without the rest."""
 
-from collections.abc import Iterator, Sequence
+import math
+from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache
 from itertools import pairwise
 from typing import NamedTuple, TypeAlias, cast
@@ -13,6 +14,9 @@ Data: TypeAlias = bytes | memoryview
 
 _MCU_PX = 16
 """Side of the square of pixels that one MCU covers with 4:2:0 subsampling (ITU-T T.81, A.2)."""
+
+_MAX_PX = 65_500
+"""The most pixels a side that libjpeg takes."""
 
 
 def restart_mcus(width_px: int) -> int:
@@ -38,7 +42,7 @@ def encode_jpeg(bgr: np.ndarray, *, quality: int, restart_mcus: int) -> bytes:
 
     Raises ValueError where the picture is too large for a JPEG (65,500 pixels a side).
     """
-    if max(bgr.shape[:2]) > 65_500:
+    if max(bgr.shape[:2]) > _MAX_PX:
         raise ValueError(f"{bgr.shape[1]}x{bgr.shape[0]} is more than a JPEG can hold: use a short side")
     _, data = cv2.imencode(
         ".jpg",
@@ -180,27 +184,110 @@ def crop_jpegs(jpegs: Sequence[Data], top: int, left: int, height: int, width: i
     come back whole. JpegError, with the `place` of the frame, where a frame's markers are not all there
     or its size is another than the first one's.
     """
+    cut = _plan_cut(jpegs, top, left, height, width)
+    if cut.is_whole:
+        return Regions(jpegs, 0, 0, cut.layout.height, cut.layout.width)
+    return Regions(_join_tiles(jpegs, cut), cut.top, cut.left, cut.height, cut.width)
+
+
+class Cropped(NamedTuple):
+    """The same part of the frames of a clip, decoded, and where the part lies in a frame."""
+
+    pixels: np.ndarray
+    """uint8 (T, H, W, 3), red first."""
+    top: int
+    left: int
+
+
+def decode_crop(
+    jpegs: Sequence[Data],
+    top: int,
+    left: int,
+    height: int,
+    width: int,
+    *,
+    memory: Callable[[int], np.ndarray],
+    reduce: int = 1,
+) -> Cropped:
+    """Decode what a box needs of each frame of a clip: `crop_jpegs` and `decode_jpegs` in one.
+
+    What the box covers has the same pixels; around it, where they are not asked for, they may be others.
+    `memory` gives uint8 of a length (bytes) to decode into; `reduce` is as for `decode_jpeg`. JpegError, with
+    the `place` of the frame, where one is damaged or of another size.
+
+    Where the box stays clear of the frames' upper and lower borders, the tiles of all frames are put one
+    below the other in one tall JPEG: what a decoder does once for each picture, 12 us, it does once for a
+    clip (5 % of its time on UCF101).
+    """
+    cut = _plan_cut(jpegs, top, left, height, width)
+    shape = len(jpegs), -(-cut.height // reduce), -(-cut.width // reduce), 3
+    pixels = memory(math.prod(shape)).reshape(shape)
+    if cut.stands_apart and len(jpegs) * cut.height <= _MAX_PX:
+        try:
+            decode_jpeg(_join_tiles(jpegs, cut, stacked=True)[0], pixels, reduce=reduce)
+            return Cropped(pixels, cut.top, cut.left)
+        except JpegError:
+            pass  # frame by frame, to tell which
+    decode_jpegs(jpegs if cut.is_whole else _join_tiles(jpegs, cut), pixels, reduce=reduce)
+    return Cropped(pixels, cut.top, cut.left)
+
+
+class _Cut(NamedTuple):
+    """Which tiles of each frame of a clip a box needs."""
+
+    header: bytes
+    layout: _Layout
+    rows: range
+    columns: range
+    """Empty where frames cannot be taken apart."""
+    stands_apart: bool
+    """Whether pixels of the box do not depend on what lies above and below the tiles."""
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether nothing is cut off, as all tiles are needed or frames cannot be taken apart."""
+        return not self.columns or (len(self.rows), len(self.columns)) == (
+            self.layout.rows,
+            self.layout.columns,
+        )
+
+    @property
+    def top(self) -> int:
+        """First row of pixels."""
+        return 0 if self.is_whole else self.rows.start * self.layout.tile_height
+
+    @property
+    def left(self) -> int:
+        """First column of pixels."""
+        return 0 if self.is_whole else self.columns.start * self.layout.tile_width
+
+    @property
+    def height(self) -> int:
+        """Rows of pixels."""
+        end = self.layout.height
+        return end if self.is_whole else min(self.rows.stop * self.layout.tile_height, end) - self.top
+
+    @property
+    def width(self) -> int:
+        """Columns of pixels."""
+        end = self.layout.width
+        return end if self.is_whole else min(self.columns.stop * self.layout.tile_width, end) - self.left
+
+
+def _plan_cut(jpegs: Sequence[Data], top: int, left: int, height: int, width: int) -> _Cut:
+    """JpegError, with the `place` of the frame, where one is of another size."""
     header = _header(jpegs[0])
     layout = _read_layout(header)
-    whole = Regions(jpegs, 0, 0, layout.height, layout.width)
     if not all(jpeg[: len(header)] == header for jpeg in jpegs):
         _check_sizes(jpegs, layout)
-        return whole
+        return _Cut(header, layout, range(0), range(0), False)
     if not layout.columns:
-        return whole
+        return _Cut(header, layout, range(0), range(0), False)
     rows = _needed(top, height, layout.margin, layout.tile_height, layout.height)
     columns = _needed(left, width, layout.margin, layout.tile_width, layout.width)
-    if len(rows) == layout.rows and len(columns) == layout.columns:
-        return whole
-    down, across = layout.tile_height, layout.tile_width
-    first_row, first_column = rows.start * down, columns.start * across
-    part_height = min(rows.stop * down, layout.height) - first_row
-    part_width = min(columns.stop * across, layout.width) - first_column
-    size = part_height.to_bytes(2, "big") + part_width.to_bytes(2, "big")
-    head = header[: layout.size_at] + size + header[layout.size_at + 4 :]
-    return Regions(
-        _join_tiles(jpegs, head, layout, rows, columns), first_row, first_column, part_height, part_width
-    )
+    is_clear = layout.margin <= top and top + height + layout.margin <= layout.height
+    is_even = min(rows.stop * layout.tile_height, layout.height) % layout.tile_height == 0
+    return _Cut(header, layout, rows, columns, is_clear and is_even)
 
 
 def _check_sizes(jpegs: Sequence[Data], layout: _Layout) -> None:
@@ -224,34 +311,38 @@ def _needed(start: int, length: int, margin: int, tile: int, size: int) -> range
     return range(first, stop)
 
 
-def _join_tiles(
-    jpegs: Sequence[Data], head: bytes, layout: _Layout, rows: range, columns: range
-) -> list[memoryview]:
+def _join_tiles(jpegs: Sequence[Data], cut: _Cut, *, stacked: bool = False) -> list[memoryview]:
     """The asked tiles of each frame behind a new header, their markers counted anew from 0 to 7.
 
-    One pass over the bytes of all frames: frame by frame it costs 46 us each instead of 10.
+    `stacked` puts all frames into one JPEG, one below the other. One pass over the bytes of all frames: frame
+    by frame it costs 46 us each instead of 10.
     """
+    layout, rows, columns = cut.layout, cut.rows, cut.columns
+    height = cut.height * len(jpegs) if stacked else cut.height
+    size = height.to_bytes(2, "big") + cut.width.to_bytes(2, "big")
+    head = cut.header[: layout.size_at] + size + cut.header[layout.size_at + 4 :]
     source = jpegs.joined if isinstance(jpegs, JpegRun) else b"".join(jpegs)
     starts, stops = _find_tiles(jpegs, np.frombuffer(source, np.uint8), len(head), layout)  # (T, tiles) each
     at = layout.columns * np.arange(rows.start, rows.stop)
     run_starts = starts[:, at + columns.start]  # (T, R): a row's asked tiles lie side by side
     run_stops = stops[:, at + columns.stop - 1]
-    lengths = run_stops - run_starts
-    part_ends = np.cumsum(len(head) + lengths.sum(axis=1))
     view = memoryview(source)
     runs = [view[start:stop] for start, stop in zip(run_starts.flat, run_stops.flat, strict=True)]
     pieces: list[Data] = []
     for frame in range(len(jpegs)):
-        pieces.append(head)
+        if frame == 0 or not stacked:
+            pieces.append(head)
         pieces += runs[frame * len(rows) : (frame + 1) * len(rows)]
     parts = bytearray().join(pieces)
-    run_ends = (part_ends - lengths.sum(axis=1))[:, None] + np.cumsum(lengths, axis=1)
+    heads = 1 if stacked else np.arange(1, len(jpegs) + 1)[:, None]
+    run_ends = np.cumsum(run_stops - run_starts).reshape(run_starts.shape) + len(head) * heads
     asked = stops.reshape(len(jpegs), layout.rows, layout.columns)[:, rows.start : rows.stop]
     marks = asked[:, :, columns.start : columns.stop] - (run_stops - run_ends)[:, :, None] - 1
-    codes = (0xD0 + np.arange(len(rows) * len(columns)) % 8).astype(np.uint8)
+    marks = marks.reshape(1 if stacked else len(jpegs), -1)
+    codes = (0xD0 + np.arange(marks.shape[1]) % 8).astype(np.uint8)
     codes[-1] = 0xD9  # an end of image in place of the last restart
-    np.frombuffer(parts, np.uint8)[marks.reshape(len(jpegs), -1)] = codes
-    bounds = [0, *part_ends.tolist()]
+    np.frombuffer(parts, np.uint8)[marks] = codes
+    bounds = [0, len(parts)] if stacked else [0, *run_ends[:, -1].tolist()]
     return [memoryview(parts)[start:stop] for start, stop in pairwise(bounds)]
 
 

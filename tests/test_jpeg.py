@@ -4,7 +4,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipeline.jpeg import JpegError, JpegRun, crop_jpegs, decode_jpeg, encode_jpeg, jpeg_size, restart_mcus
+from pipeline.jpeg import (
+    JpegError,
+    JpegRun,
+    crop_jpegs,
+    decode_crop,
+    decode_jpeg,
+    encode_jpeg,
+    jpeg_size,
+    restart_mcus,
+)
 
 
 def segments(jpeg: bytes) -> dict[int, bytes]:
@@ -50,27 +59,35 @@ SUBSAMPLINGS = [
 ]
 
 
+def picture_of(draw, height, width):
+    picture = np.random.default_rng(draw(st.integers(0, 99))).integers(0, 256, (height, width, 3), np.uint8)
+    return cv2.GaussianBlur(picture, (0, 0), 3) if draw(st.booleans()) else picture
+
+
 @st.composite
-def jpegs(draw):
+def clips(draw, frames=1):
+    """JPEGs of one kind, their height and width."""
     height, width = draw(st.integers(1, 140)), draw(st.integers(1, 140))
-    rng = np.random.default_rng(draw(st.integers(0, 99)))
-    picture = rng.integers(0, 256, (height, width, 3), np.uint8)
-    if draw(st.booleans()):
-        picture = cv2.GaussianBlur(picture, (0, 0), 3)
     options = [cv2.IMWRITE_JPEG_QUALITY, draw(st.integers(3, 100))]
     options += [cv2.IMWRITE_JPEG_SAMPLING_FACTOR, draw(st.sampled_from(SUBSAMPLINGS))]
     options += [cv2.IMWRITE_JPEG_RST_INTERVAL, draw(st.integers(0, 9))]
     options += [cv2.IMWRITE_JPEG_OPTIMIZE, draw(st.integers(0, 1))]
     options += [cv2.IMWRITE_JPEG_PROGRESSIVE, draw(st.sampled_from([0, 0, 0, 1]))]
-    return cv2.imencode(".jpg", picture, options)[1].tobytes(), height, width
+    made = [cv2.imencode(".jpg", picture_of(draw, height, width), options)[1] for _ in range(frames)]
+    return [jpeg.tobytes() for jpeg in made], height, width
+
+
+def box_in(data, height, width):
+    """Top, left, height and width of a box."""
+    top, left = data.draw(st.integers(0, height - 1)), data.draw(st.integers(0, width - 1))
+    return top, left, data.draw(st.integers(1, height - top)), data.draw(st.integers(1, width - left))
 
 
 @settings(max_examples=300, deadline=None)
-@given(jpeg=jpegs(), data=st.data())
-def test_a_crop_decodes_to_the_same_pixels_as_the_whole(jpeg, data):
-    jpeg, height, width = jpeg
-    top, left = data.draw(st.integers(0, height - 1)), data.draw(st.integers(0, width - 1))
-    tall, wide = data.draw(st.integers(1, height - top)), data.draw(st.integers(1, width - left))
+@given(clip=clips(), data=st.data())
+def test_a_crop_decodes_to_the_same_pixels_as_the_whole(clip, data):
+    (jpeg,), height, width = clip
+    top, left, tall, wide = box_in(data, height, width)
     for jpegs in ([memoryview(jpeg)], [jpeg, memoryview(jpeg), jpeg]):
         regions = crop_jpegs(jpegs, top, left, tall, wide)
         assert len(regions.jpegs) == len(jpegs)
@@ -79,6 +96,50 @@ def test_a_crop_decodes_to_the_same_pixels_as_the_whole(jpeg, data):
             assert part.shape == (regions.height, regions.width, 3)
             inside = part[top - regions.top :, left - regions.left :][:tall, :wide]
             np.testing.assert_array_equal(inside, decode_jpeg(jpeg)[top : top + tall, left : left + wide])
+
+
+@settings(max_examples=300, deadline=None)
+@given(clip=clips(frames=3), data=st.data())
+def test_what_a_box_needs_of_a_clip_is_decoded_to_the_same_pixels(clip, data):
+    jpegs, height, width = clip
+    top, left, tall, wide = box_in(data, height, width)
+    part = decode_crop(jpegs, top, left, tall, wide, memory=fresh_memory)
+    inside = part.pixels[:, top - part.top :, left - part.left :][:, :tall, :wide]
+    whole = np.stack([decode_jpeg(jpeg) for jpeg in jpegs])
+    np.testing.assert_array_equal(inside, whole[:, top : top + tall, left : left + wide])
+
+
+def fresh_memory(size):
+    return np.full(size, 77, np.uint8)
+
+
+@pytest.mark.parametrize("factor", [2, 4, 8])
+@pytest.mark.parametrize("box", [(0, 0, 96, 144), (16, 32, 64, 64), (40, 48, 56, 96)])
+def test_what_a_box_needs_is_decoded_to_a_fraction_of_its_size(factor, box):
+    jpegs = [noise_jpeg(seed, 96, 144, 3) for seed in range(3)]
+    part = decode_crop(jpegs, *box, memory=fresh_memory, reduce=factor)
+    first, left = part.top // factor, part.left // factor
+    top, _, tall, _ = (value // factor for value in box)
+    whole = np.stack([decode_jpeg(jpeg, reduce=factor) for jpeg in jpegs])
+    columns = slice(left, left + part.pixels.shape[2])
+    np.testing.assert_array_equal(
+        part.pixels[:, top - first :][:, :tall], whole[:, top : top + tall, columns]
+    )
+
+
+def test_frames_that_do_not_fit_below_each_other_are_decoded_one_by_one():
+    jpegs = [noise_jpeg(seed, 400, 32, 2) for seed in range(2)] * 85
+    part = decode_crop(jpegs, 8, 0, 384, 32, memory=fresh_memory)  # 170 x 400 rows are more than 65,500
+    np.testing.assert_array_equal(part.pixels[7, 8:392], decode_jpeg(jpegs[1])[8:392])
+
+
+def test_a_damaged_frame_of_a_clip_is_told_by_its_place():
+    jpegs = [noise_jpeg(seed, 96, 96, 2) for seed in range(4)]
+    header = jpegs[2].index(b"\xff\xda") + 14
+    jpegs[2] = jpegs[2][:header] + bytes(8) + jpegs[2][header + 8 :]
+    with pytest.raises(JpegError) as caught:
+        decode_crop(jpegs, 8, 8, 80, 80, memory=fresh_memory)
+    assert caught.value.place == 2
 
 
 def noise_jpeg(seed, height, width, interval):

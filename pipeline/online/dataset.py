@@ -1,6 +1,5 @@
 """A `ClipRef` to a clip, many to a batch: a pure function of manifest, specs and refs."""
 
-import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
@@ -12,7 +11,7 @@ from torch import Tensor
 from torch.utils.data import Dataset, get_worker_info
 
 from pipeline.errors import PipelineError, StoreError
-from pipeline.jpeg import JpegError, crop_jpegs, decode_jpegs, jpeg_size
+from pipeline.jpeg import JpegError, decode_crop, decode_jpegs, jpeg_size
 from pipeline.manifest import Manifest
 from pipeline.online.augment import (
     AugmentSpec,
@@ -321,17 +320,15 @@ class ClipDataset(Dataset[Clip]):
                 if drawn is None:
                     decode_jpegs(jpegs, out)
                     return
-                regions = crop_jpegs(jpegs, *drawn.box)
                 factor = drawn.reduction if self.augment and self.augment.reduce else 1
-                height, width = -(-regions.height // factor), -(-regions.width // factor)
-                shape = (len(jpegs), height, width, 3)
-                pixels = self._local.scratch(math.prod(shape)).reshape(shape)
-                decode_jpegs(regions.jpegs, pixels, reduce=factor)
+                part = decode_crop(jpegs, *drawn.box, memory=self._local.scratch, reduce=factor)
         except JpegError as error:
             raise self._bad_frame(clip.key, int(indices[error.place]), error) from error
-        drawn = drawn.shifted(regions.top, regions.left)
+        drawn = drawn.shifted(part.top, part.left)
+        if factor > 1:
+            drawn = drawn.reduced(factor, *part.pixels.shape[1:3])
         with self.stage("augment"):
-            apply_augment(pixels, drawn if factor == 1 else drawn.reduced(factor, height, width), out)
+            apply_augment(part.pixels, drawn, out)
 
     def _bad_frame(self, key: str, index: int, error: Exception) -> StoreError:
         return StoreError(f"frame {index} of {key!r} in {self.store!r}: {error}; run `make verify REPAIR=1`")
