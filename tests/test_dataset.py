@@ -204,6 +204,24 @@ def test_a_bad_frame_is_named_with_its_video(damaged, kind):
         skipping[ClipRef(0, 0, 0)]  # evaluation never replaces
 
 
+def test_a_replacement_is_of_the_same_source(damaged):
+    path = damaged / "frames" / "A" / "one" / frame_name(2, 80_000)
+    path.write_bytes(b"")
+    manifest = write_tiny_manifest(damaged / "m.parquet", LENGTHS)
+    ids = np.zeros(len(manifest), np.int64)
+    ids[[0, 2]] = 1
+    dataset = ClipDataset(
+        manifest,
+        FolderStore(damaged / "frames"),
+        WINDOW,
+        augment=AUGMENT,
+        on_bad="skip",
+        row_extras={"source_id": ids},
+    )
+    clips = [dataset[ClipRef(0, 0, seed)] for seed in range(1, 9)]
+    assert {(clip.video, int(clip.extras["source_id"])) for clip in clips} == {(2, 1)}
+
+
 def test_replacements_end_at_their_limit(damaged):
     path = damaged / "frames" / "A" / "one" / frame_name(2, 80_000)
     path.write_bytes(b"")

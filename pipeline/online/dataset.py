@@ -65,7 +65,8 @@ class ClipDataset(Dataset[Clip]):
     transform  a torchvision v2 transform that follows, called with the clip as uint8 (T, C, H, W) and seeded
                from the ref; it must give uint8
     on_bad     a frame that cannot be had: `raise` names it; `skip` takes another clip in its place, drawn
-               from the ref's seed, and counts it in `replaced`. Evaluation (refs of seed 0) always raises
+               from the ref's seed (of the same source, if row_extras have `source_id`), and counts it in
+               `replaced`. Evaluation (refs of seed 0) always raises
     max_skips  clips that may be replaced before `skip` raises, too
     threads    clips decoded at the same time in one process; decoding and resizing let go of the GIL
     readers    threads in one process that fetch the bytes of a batch's next clips meanwhile; 0: none. For
@@ -158,14 +159,17 @@ class ClipDataset(Dataset[Clip]):
                 made = self._map(self._make, asked, fetched)
                 clips = [clip for clip, _ in made]
                 frames = _stacked([pictures for _, pictures in made], [clip.key for clip in clips])
-        return ClipBatch(
-            frames=frames,
-            labels=torch.tensor([clip.label for clip in clips]),
-            videos=torch.tensor([clip.ref.video for clip in clips]),
-            starts=torch.tensor([int(clip.indices[0]) for clip in clips]),
-            times_s=torch.from_numpy(np.stack([clip.times_s for clip in clips])),
-            extras={"seed": torch.tensor([clip.ref.seed for clip in clips]), **self._extras(clips)},
-        )
+        return ClipBatch(frames, **self._beside(clips))
+
+    def _beside(self, clips: Sequence[_Read]) -> dict[str, Any]:
+        """All of a batch but its frames, by name."""
+        return {
+            "labels": torch.tensor([clip.label for clip in clips]),
+            "videos": torch.tensor([clip.ref.video for clip in clips]),
+            "starts": torch.tensor([int(clip.indices[0]) for clip in clips]),
+            "times_s": torch.from_numpy(np.stack([clip.times_s for clip in clips])),
+            "extras": {"seed": torch.tensor([clip.ref.seed for clip in clips]), **self._extras(clips)},
+        }
 
     def _map(self, function: Callable[..., Any], *args: Any) -> list[Any]:
         """In threads where there are some."""
@@ -240,7 +244,7 @@ class ClipDataset(Dataset[Clip]):
     def _replacement(self, ref: ClipRef, attempt: int) -> ClipRef:
         """Another clip, from the ref's own seed: the same on any topology."""
         rng = generator(ref.seed, _REPLACEMENT_STREAM, attempt)
-        row = int(rng.integers(len(self)))
+        row = self.extras.draw_row_like(ref.video, len(self), rng)
         num_frames, fps = (self.columns.column(name)[row] for name in ("num_frames", "fps"))
         return ClipRef(row, draw_start(int(num_frames), self.window, rng, video_fps=float(fps)), ref.seed)
 

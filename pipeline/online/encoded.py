@@ -189,19 +189,9 @@ class EncodedClipDataset(ClipDataset):
             cuts: list[_Cut] = self._map(self._cut_or_replaced, asked, fetched)
         with self.stage("batch"):
             frames, jpegs = _joined(cuts)
-        clips = [cut.clip for cut in cuts]
-        return EncodedBatch(
-            frames=frames,
-            labels=torch.tensor([clip.label for clip in clips]),
-            videos=torch.tensor([clip.ref.video for clip in clips]),
-            starts=torch.tensor([int(clip.indices[0]) for clip in clips]),
-            times_s=torch.from_numpy(np.stack([clip.times_s for clip in clips])),
-            extras={
-                "seed": torch.tensor([clip.ref.seed for clip in clips]),
-                **self._extras(clips),
-                **jpegs,
-            },
-        )
+        beside = self._beside([cut.clip for cut in cuts])
+        beside["extras"] |= jpegs
+        return EncodedBatch(frames, **beside)
 
     def raise_bad(self, video: int, number: int, error: Exception) -> NoReturn:
         """StoreError for a frame whose damage was seen on the device; `video` is the manifest's row."""

@@ -46,6 +46,15 @@ class Extras:
     def __bool__(self) -> bool:
         return bool(self.sources or self._numbers)
 
+    def draw_row_like(self, row: int, num_rows: int, rng: np.random.Generator) -> int:
+        """Another row of the same source, by `source_id` of the numbers; any row where there is none."""
+        ids = self._numbers.get("source_id")
+        if ids is None:
+            return int(rng.integers(num_rows))
+        alike = np.flatnonzero(ids.numpy() == ids[row].item())
+        others = alike[alike != row]
+        return int(rng.choice(others)) if others.size else int(rng.integers(num_rows))
+
     def read(self, row: int, video: str, times_s: np.ndarray, *, flipped: bool) -> dict[str, SourceSample]:
         """What each source has for a clip, by its name; SourceError where one cannot be read."""
         start_s = 0.0 if self._start_s is None else float(self._start_s[row])
