@@ -65,10 +65,8 @@ def test_a_command_of_the_readme_works(root, command):
     assert "Traceback" not in run.stderr
 
 
-def test_the_example_in_python_works(root):
-    for words in (["frames", "DATASET=ucf101"], ["pack", "DATASET=ucf101"]):
-        assert make(root, words).returncode == 0
-    code = re.search(r"```python\n(.*?)```", README, re.DOTALL)[1]
+def run_example(root: Path, heading: str) -> str:
+    code = re.search(r"```python\n(.*?)```", README[README.index(f"## {heading}") :], re.DOTALL)[1]
     (root / "example.py").write_text(code)
     run = subprocess.run(
         [sys.executable, "example.py"],
@@ -79,7 +77,24 @@ def test_the_example_in_python_works(root):
         check=False,
     )
     assert run.returncode == 0, run.stderr
-    assert "torch.Size([6, 3, 16, 112, 112])" in run.stdout
+    return run.stdout
+
+
+def test_the_example_in_python_works(root):
+    for words in (["frames", "DATASET=ucf101"], ["pack", "DATASET=ucf101"]):
+        assert make(root, words).returncode == 0
+    assert "torch.Size([6, 3, 16, 112, 112])" in run_example(root, "In your own training loop")
+
+
+def test_the_example_of_several_datasets_works(root):
+    for number in range(1, 5):
+        write_video(root / "data" / "hmdb51" / "videos" / "ride_bike" / f"r{number}.avi", frames=31)
+    for dataset in ("ucf101", "hmdb51"):
+        assert make(root, ["frames", f"DATASET={dataset}"]).returncode == 0
+    printed = run_example(root, "Several datasets")
+    first, *_ = printed.splitlines()
+    assert sorted(map(int, first.strip("[]").split(", "))) == [0] * 6 + [1] * 2
+    assert re.search(r"\n  Biking +3 ", printed)
 
 
 def test_every_target_is_explained():
