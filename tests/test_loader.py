@@ -75,11 +75,11 @@ def test_nothing_is_pinned_without_cuda(root, monkeypatch):
 def test_batches_that_do_not_fit_into_shared_memory_are_refused_with_the_sum():
     spec = LoaderSpec(batch_size=32, workers=4, prefetch=2)
     clip_bytes = 16 * 112 * 112 * 3
-    check_shared_memory(spec, clip_bytes, 10 * 32 * clip_bytes)
-    with pytest.raises(PipelineError, match=r"64.* free and 10 batches in flight need .*prefetch=|fewer"):
+    check_shared_memory(spec, clip_bytes, 12 * 32 * clip_bytes)  # 4 x (2 + 1): see BatchMemory
+    with pytest.raises(PipelineError, match=r"64.* free and 12 batches in flight need .*prefetch=|fewer"):
         check_shared_memory(spec, clip_bytes, 64 * 2**20)
     with pytest.raises(PipelineError, match="2 ranks x"):
-        check_shared_memory(LoaderSpec(workers=4, ranks_on_machine=2), clip_bytes, 11 * 32 * clip_bytes)
+        check_shared_memory(LoaderSpec(workers=4, ranks_on_machine=2), clip_bytes, 13 * 32 * clip_bytes)
 
 
 @pytest.mark.parametrize(

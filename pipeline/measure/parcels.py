@@ -140,6 +140,7 @@ class ParcelLoader:
             prefetch_factor=loader.prefetch_factor,
             generator=torch.Generator(),
         )
+        self._loader.slot_bytes = loader.slot_bytes
 
     def parcels(self) -> Generator[Parcel, None, None]:
         """From the first on; workers end when this is closed."""

@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.utils.data import get_worker_info
 
 from pipeline.errors import PipelineError
+from pipeline.online.lending import lent_memory
 from pipeline.online.sources import pad_ragged
 
 
@@ -53,8 +54,10 @@ class ClipBatch(NamedTuple):
 
 
 def empty_frames(clips: int, frames: int, height: int, width: int) -> Tensor:
-    """uint8 (B, T, H, W, 3) to decode into, without a value yet."""
-    return _empty((clips, frames, height, width, 3), torch.uint8)
+    """uint8 (B, T, H, W, 3) to decode into, without a value yet; in a worker in its loader's memory."""
+    shape = clips, frames, height, width, 3
+    lent = lent_memory(shape)
+    return _empty(shape, torch.uint8) if lent is None else lent
 
 
 def collate_clips(clips: Sequence[Clip] | ClipBatch, *, ragged: Collection[str] = ()) -> ClipBatch:

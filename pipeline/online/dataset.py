@@ -136,6 +136,11 @@ class ClipDataset(Dataset[Clip]):
         """Clips that `on_bad="skip"` has replaced so far, in all processes."""
         return int(self._replaced.sum())
 
+    @property
+    def has_size(self) -> bool:
+        """Whether all clips are of one size that is known before any is made."""
+        return self.augment is not None and self.transform is None
+
     def __getitem__(self, ref: ClipRef | int) -> Clip:
         batch = self.__getitems__([ref])
         return Clip(
@@ -151,7 +156,7 @@ class ClipDataset(Dataset[Clip]):
         """A batch, decoded straight into the memory that the main process will get."""
         asked = [ref if isinstance(ref, tuple) else self._ref_at(ref) for ref in refs]
         with self._fetched(asked) as fetched:
-            if self.augment is not None and self.transform is None:
+            if self.augment is not None and self.has_size:
                 with self.stage("batch"):
                     frames = empty_frames(len(asked), self.window.frames, *self.augment.size_hw)
                 clips = self._map(self._fill, asked, fetched, frames.numpy())

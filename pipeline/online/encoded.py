@@ -182,6 +182,11 @@ class EncodedClipDataset(ClipDataset):
             f"{type(self).__name__} gives batches of JPEGs and no single clip: use ClipDataset for {ref}"
         )
 
+    @property
+    def has_size(self) -> bool:
+        """No: bytes differ from clip to clip."""
+        return False
+
     def __getitems__(self, refs: Sequence[ClipRef | int]) -> EncodedBatch:
         """The JPEGs of a batch, in the memory that the main process will get."""
         asked = [ref if isinstance(ref, tuple) else self._ref_at(ref) for ref in refs]

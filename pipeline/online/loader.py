@@ -1,9 +1,10 @@
 """A `LoaderSpec` to a `DataLoader`, with defaults from what this machine really grants."""
 
 import multiprocessing
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Literal, Protocol, cast, runtime_checkable
 
 import cv2
@@ -15,6 +16,7 @@ from pipeline.errors import PipelineError
 from pipeline.files import free_bytes
 from pipeline.online.collate import ClipBatch, collate_clips
 from pipeline.online.dataset import ClipDataset
+from pipeline.online.lending import BatchMemory, use_memory
 from pipeline.online.packfile import format_bytes
 from pipeline.online.ram import RAM_ROOT
 from pipeline.online.samplers import ClipRef, EpochSampler, EvalSampler
@@ -100,6 +102,22 @@ class ClipLoader(DataLoader[ClipBatch]):
     workers have made ahead.
     """
 
+    slot_bytes = 0
+    """Bytes of the largest batch, where workers are to make batches in memory that is used again."""
+    _memory: BatchMemory | None = None  # of the workers that run: the tensors that are received name it
+
+    def _get_iterator(self) -> Any:
+        """Start workers; torch's own way in, called once for each set of them."""
+        if not (self.slot_bytes and self.num_workers):
+            return super()._get_iterator()
+        init, slots = self.worker_init_fn, (self.prefetch_factor or 0) + 1
+        memory = BatchMemory(workers=self.num_workers, slots=slots, slot_bytes=self.slot_bytes)
+        self.worker_init_fn = partial(init_lending_worker, init=init, memory=memory)
+        try:
+            return super()._get_iterator()
+        finally:
+            self.worker_init_fn, self._memory = init, memory
+
     def __iter__(self) -> Iterator[ClipBatch]:  # type: ignore[override]
         for batch in self.batches():
             self.mark_delivered(batch)
@@ -133,7 +151,7 @@ def build_loader(
     _check_reuse(dataset, sampler)
     dataset.threads = spec.threads
     dataset.readers = spec.readers or dataset.readers
-    return ClipLoader(
+    loader = ClipLoader(
         dataset,  # type: ignore[arg-type]
         batch_size=spec.batch_size,
         sampler=sampler,
@@ -148,6 +166,9 @@ def build_loader(
         # One of its own, so that iterating draws nothing from torch's global generator.
         generator=torch.Generator(),
     )
+    if spec.persistent and dataset.has_size:  # workers of a single epoch would hardly use any of it again
+        loader.slot_bytes = spec.batch_size * dataset.clip_bytes
+    return loader
 
 
 def _check_reuse(dataset: ClipDataset, sampler: Sampler[ClipRef]) -> None:
@@ -167,6 +188,13 @@ def _context(start_method: StartMethod) -> Any:
     if start_method == "forkserver":
         context.set_forkserver_preload(["pipeline.online.loader"])
     return context
+
+
+def init_lending_worker(worker: int, init: Callable[[int], None] | None, memory: BatchMemory) -> None:
+    """What `init` does, and have the worker's batches made in memory that is used again."""
+    if init is not None:
+        init(worker)
+    use_memory(memory, worker)
 
 
 def init_worker(worker: int) -> None:
@@ -198,13 +226,14 @@ def check_shared_memory(spec: LoaderSpec, clip_bytes: int, free: int) -> None:
     workers = spec.num_workers
     batch = spec.batch_size * clip_bytes
     # Each worker has `prefetch` of them made or in the making; the user holds one, and one is on its way.
-    batches = (workers * spec.prefetch + 2) * spec.ranks_on_machine
+    held = max(workers, 2) if spec.persistent else 2  # and then each worker has a place more
+    batches = (workers * spec.prefetch + held) * spec.ranks_on_machine
     if batch * batches > free:
-        fits = free // max(batch * spec.ranks_on_machine, 1) - 2
+        fits = free // max(batch * spec.ranks_on_machine, 1) - held
         hint = f"prefetch={max(fits // max(workers, 1), 1)}" if fits >= workers else "fewer workers or clips"
         raise PipelineError(
             f"{RAM_ROOT} has {format_bytes(free)} free and {batches} batches in flight need "
             f"{format_bytes(batch * batches)}: {spec.ranks_on_machine} ranks x ({workers} workers x "
-            f"{spec.prefetch} + 2) x {spec.batch_size} clips of {format_bytes(clip_bytes)}; "
+            f"{spec.prefetch} + {held}) x {spec.batch_size} clips of {format_bytes(clip_bytes)}; "
             f"take {hint}, or enlarge it (docker run --shm-size)"
         )
