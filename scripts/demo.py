@@ -7,6 +7,9 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated, Literal
+
+import tyro
 
 from pipeline.errors import PipelineError
 from pipeline.manifest import read_manifest
@@ -30,6 +33,7 @@ class Stage:
 
 
 def main(
+    example: Annotated[Literal["sample", "fusion"], tyro.conf.Positional] = "sample",
     *,
     data: Path = Path("data"),
     manifests: Path = Path("manifests"),
@@ -41,11 +45,17 @@ def main(
     What is there already is kept, so that a second demo is over in seconds.
 
     Args:
-        data: Root of the datasets; the sample goes to DATA/sample.
+        example: `sample`: the above. `fusion`: a model that has inertial readings beside the frames, and what
+            becomes of it by a clock that is wrong (`scripts.demo_fusion`, which has more options).
+        data: Root of the datasets; the sample goes to DATA/sample, or DATA/fusion.
         manifests: Where the manifest goes.
         runs: Where the trained model goes.
         jobs: Processes; -1 is one on each core.
     """
+    if example == "fusion":
+        from scripts import demo_fusion  # with torch, without which the sample's demo begins at once
+
+        return demo_fusion.main(data=data, manifests=manifests, runs=runs, jobs=jobs)
     stages = list_stages(data, manifests, runs, jobs)
     seconds = [run_stage(number, len(stages), stage) for number, stage in enumerate(stages, 1)]
     print("\n" + "\n".join(describe(stages, seconds, data, manifests, runs)))
