@@ -10,18 +10,37 @@ import pytest
 ROOT = Path(__file__).parents[1]
 
 ORDER = [
-    *("errors", "files", "seeds", "jpeg", "folder", "manifest"),
+    *("errors", "files", "seeds", "timing", "jpeg", "folder", "manifest"),
     *("offline.lists", "offline.layouts", "offline.annotate", "offline.failures", "offline.decode"),
     *("offline.frames", "offline.worker", "offline.plan", "offline.extract", "offline.memory"),
-    *("offline.catalog", "offline.verify", "offline.sample"),
+    *("offline.catalog", "offline.verify", "offline.sample", "offline.sample_imu"),
     *("online.packfile", "online.pack", "online.counters", "online.pages", "online.ram", "online.store"),
-    *("online.windows", "online.order", "online.samplers", "online.crops", "online.augment"),
+    *("online.windows", "online.order", "online.samplers", "online.concat", "online.quotas"),
+    *("online.distribution", "online.crops", "online.augment"),
     *("online.sources", "online.series_files", "online.series", "online.envi", "online.spe"),
     *("online.hyperspectral", "online.bands"),
-    *("online.collate", "online.columns", "online.dataset", "online.loader", "online.device"),
+    *(
+        "online.lending",
+        "online.collate",
+        "online.columns",
+        "online.extras",
+        "online.local",
+        "online.readahead",
+        "online.reuse",
+        "online.dataset",
+        "online.loader",
+        "online.device",
+        "online.encoded",
+        "online.device_decode",
+    ),
     *("online.device_augment", "training.ranks", "training.recipe", "training.reports", "training.models"),
-    *("training.checkpoint", "training.evaluate", "training.trainer"),
+    *("training.checkpoint", "training.evaluate", "training.trainer", "training.fusion"),
     *("measure.machine", "measure.checks", "measure.disk", "measure.inventory", "measure.doctor"),
+    *("measure.sampling", "measure.verdict", "measure.steps", "measure.parcels", "measure.profiler"),
+    *("measure.plots", "measure.tuner", "measure.tuned", "measure.trials"),
+    *("measure.dataset_stats", "measure.folder_stats", "measure.findings", "measure.charts"),
+    *("measure.pictures", "measure.shown_clips", "measure.preview", "measure.report"),
+    *("measure.report_style", "measure.report_template", "measure.report_page"),
 ]
 
 

@@ -285,6 +285,7 @@ _SETTINGS = (
     "worker_init_fn",
     "multiprocessing_context",
     "prefetch_factor",
+    "slot_bytes",
 )
 
 
