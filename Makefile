@@ -50,10 +50,10 @@ train: .venv/.done ## train and evaluate a clip classifier; resumes
 	$(PY) -m scripts.train $(WHERE) $(if $(MODEL),--model $(MODEL)) $(ARGS)
 
 profile: .venv/.done ## where the time of training goes, and a verdict
-	$(PY) -m scripts.profile_loader $(WHERE) $(ARGS)
+	$(PY) -m scripts.profile_loader $(WHERE) $(if $(MODEL),--model $(MODEL)) $(ARGS)
 
 tune: .venv/.done ## one factor at a time, a row for each trial, the winner saved for make train
-	$(PY) -m scripts.tune_loader $(WHERE) $(ARGS)
+	$(PY) -m scripts.tune_loader $(WHERE) $(if $(MODEL),--model $(MODEL)) $(ARGS)
 
 report: .venv/.done ## a page to look at: classes, lengths, failures, sample clips
 	$(PY) -m scripts.report $(WHERE) $(ARGS)

@@ -30,6 +30,7 @@ from scripts.train import build, build_training_loader, describe_run
 from scripts.train_options import ClipOptions, RunOptions
 from scripts.train_output import format_model
 from scripts.train_place import Place, Stop, choose_device, share_cores
+from scripts.train_tuned import clip_shape, with_tuned
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,6 +55,8 @@ class ProfileOptions:
     """Where frames are read from: `ram`, `disk` (the pack), `off` (the folders); `auto` chooses by size."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """`auto`: a GPU if there is one."""
+    tuned: Literal["auto", "off"] = "auto"
+    """`auto`: with the settings that `tune` has saved, where `train` would take them; `off`: without."""
     out: Path | None = None
     """The picture, a PNG; without it MANIFESTS/DATASET.profile.png."""
     json_file: Annotated[Path | None, tyro.conf.arg(name="json")] = None
@@ -65,7 +68,7 @@ class ProfileOptions:
 
     def for_training(self) -> RunOptions:
         """The same as options of `train`."""
-        names = ("dataset", "data", "manifests", "model", "split", "cache", "device")
+        names = ("dataset", "data", "manifests", "model", "split", "cache", "device", "tuned")
         return RunOptions(**{name: getattr(self, name) for name in names})
 
     def file(self, given: Path | None, suffix: str) -> Path:
@@ -97,7 +100,9 @@ def main(
         training: How the model is trained.
     """
     device = choose_device(options.device, ALONE)
-    place = Place(options.for_training(), device, ALONE, share_cores(loading, device, ALONE), Stop())
+    shape = clip_shape(options.for_training(), clips, window, loading)
+    run, loading = with_tuned(options.for_training(), loading, shape, device=device, ranks=ALONE)
+    place = Place(run, device, ALONE, share_cores(loading, device, ALONE), Stop())
     with torch.random.fork_rng([device] if device.type == "cuda" else []):
         torch.manual_seed(training.seed)
         profile = measure(place, options, clips, window, training)

@@ -51,6 +51,7 @@ from scripts.train_output import (
     format_model,
 )
 from scripts.train_place import Place, choose_device, share_cores, stopping
+from scripts.train_tuned import clip_shape, with_tuned
 
 OPTIONS, CLIPS, WINDOW = RunOptions(), ClipOptions(), WindowSpec()
 LOADING, TRAINING = LoaderSpec(batch_size=8), TrainSpec()
@@ -77,6 +78,9 @@ def main(
     """
     with joined_ranks(options.device) as ranks, stopping() as stop:
         device = choose_device(options.device, ranks)
+        if not options.evaluate_only:
+            shape = clip_shape(options, clips, window, loading)
+            options, loading = with_tuned(options, loading, shape, device=device, ranks=ranks)
         place = Place(options, device, ranks, share_cores(loading, device, ranks), stop)
         if options.evaluate_only:
             return evaluate_checkpoint(place, training)

@@ -37,6 +37,9 @@ class RunOptions:
     """Whether a run that is in OUT goes on, or one begins anew in its place."""
     cache: Cache = "auto"
     """Where frames are read from: `ram`, `disk` (the pack), `off` (the folders); `auto` chooses by size."""
+    tuned: Literal["auto", "off"] = "auto"
+    """`auto`: options of loading that are left as they come are taken from MANIFESTS/DATASET.tuned.toml,
+    which `make tune` writes; one given with its usual value counts as left. `off`: from no such file."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """`auto`: a GPU if there is one. Under torchrun each process takes the GPU of its own number."""
     views: int | None = None

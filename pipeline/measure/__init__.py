@@ -5,10 +5,11 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from pipeline.measure.profiler import Profile, profile_loader
     from pipeline.measure.steps import timed
+    from pipeline.measure.tuner import tune
 
-__all__ = ["Profile", "profile_loader", "timed"]
+__all__ = ["Profile", "profile_loader", "timed", "tune"]
 
-_PLACES = {"Profile": "profiler", "profile_loader": "profiler", "timed": "steps"}
+_PLACES = {"Profile": "profiler", "profile_loader": "profiler", "timed": "steps", "tune": "tuner"}
 
 
 def __getattr__(name: str) -> Any:

@@ -4,14 +4,15 @@ import copy
 import time
 from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import count, islice
+from itertools import islice
 from typing import Any, cast
 
 import torch
 from torch import Tensor
-from torch.utils.data import Dataset, Sampler
+from torch.utils.data import Dataset
 
 from pipeline.errors import PipelineError
+from pipeline.measure.endless import EndlessSampler
 from pipeline.online.collate import ClipBatch, map_extras
 from pipeline.online.dataset import ClipDataset
 from pipeline.online.loader import ClipLoader
@@ -90,24 +91,6 @@ class _TimedCollate:
         return Parcel(batch, begun.begin_s, time.monotonic(), begun.clock.take())
 
 
-class _EndlessSampler(Sampler[ClipRef]):
-    """Epoch after epoch, so that a small dataset does not stop between them."""
-
-    def __init__(self, sampler: Any) -> None:
-        self._sampler = copy.copy(sampler)
-
-    def __iter__(self) -> Iterator[ClipRef]:
-        for epoch in count(getattr(self._sampler, "epoch", 0)):
-            if hasattr(self._sampler, "set_epoch"):
-                self._sampler.set_epoch(epoch)
-            is_empty = True
-            for ref in self._sampler:
-                is_empty = False
-                yield ref
-            if is_empty:
-                raise PipelineError("the loader's sampler gives no clips: see which rows it was made of")
-
-
 class ParcelLoader:
     """A loader of the same clips, with the same settings, without an end, in parcels.
 
@@ -126,7 +109,7 @@ class ParcelLoader:
         self.backlog = loader.num_workers * (loader.prefetch_factor or 0)
         """Batches that workers may have ready before they are asked for."""
         self.pins = bool(loader.pin_memory)
-        self._timed, self._sampler = _TimedDataset(dataset), _EndlessSampler(loader.sampler)
+        self._timed, self._sampler = _TimedDataset(dataset), EndlessSampler(loader.sampler)
         self._collate = _TimedCollate(loader.collate_fn)
         self._loader = ClipLoader(
             self._timed,
