@@ -24,7 +24,7 @@ from pipeline.online import (
     WindowSpec,
     build_loader,
 )
-from pipeline.online.readahead import reading_ahead, touch
+from pipeline.online.readahead import Pace, reading_ahead, touch
 from pipeline.online.reuse import ReuseSpec
 from tests.folders import LENGTHS, write_dataset, write_tiny_manifest
 from tests.streams import open_loader, two_epochs, write_textured_dataset
@@ -182,6 +182,42 @@ def test_a_loader_that_says_nothing_of_readers_leaves_the_dataset_its_own(tiny, 
     dataset = ClipDataset(manifest, PackStore(tiny / "pack"), WINDOW, readers=2)
     build_loader(dataset, EpochSampler(manifest, WINDOW), LoaderSpec(workers=0))
     assert dataset.readers == 2
+
+
+def test_a_store_that_does_not_wait_is_read_without_further_threads(tiny, manifest):
+    dataset = ClipDataset(manifest, FolderStore(tiny / "frames"), WINDOW, augment=AUGMENT, readers=4)
+    dataset.store = Noting(dataset.store)
+    dataset.__getitems__(REFS[:4])
+    assert threading.current_thread() not in dataset.store.threads
+    dataset._local.pace.is_slow = False
+    dataset.store.threads.clear()
+    dataset.__getitems__(REFS[:4])
+    assert dataset.store.threads == {threading.current_thread()}
+
+
+def test_the_last_reads_say_whether_a_store_keeps_one_waiting():
+    pace = Pace()
+    assert pace.is_slow
+    assert pace.timed(str, 5) == "5"
+    for wait_s, is_slow in ((0.0, False), (0.01, True), (0.0, False)):
+        for _ in range(5):
+            pace.timed(time.sleep, wait_s)
+        pace.settle()
+        assert pace.is_slow == is_slow
+    pace.settle()
+    assert not pace.is_slow  # nothing new to judge by
+
+
+class Noting:
+    """A store that notes in which threads it is read."""
+
+    def __init__(self, store):
+        self.store, self.threads = store, set()
+        self.times_us = store.times_us
+
+    def read(self, video, indices):
+        self.threads.add(threading.current_thread())
+        return self.store.read(video, indices)
 
 
 def test_touching_leaves_bytes_as_they_are(tiny):

@@ -193,9 +193,15 @@ class ClipDataset(Dataset[Clip]):
         if not self.readers:
             yield [None] * len(refs)
             return
-        pool = self._local.pool("readers", self.readers)
-        with reading_ahead(pool, self._read_unless_kept, refs, ahead=2 * self.readers) as fetched:
-            yield fetched
+        pace = self._local.pace
+        read = partial(pace.timed, self._read_unless_kept)
+        if pace.is_slow:
+            pool = self._local.pool("readers", self.readers)
+            with reading_ahead(pool, read, refs, ahead=2 * self.readers) as fetched:
+                yield fetched
+        else:
+            yield [partial(read, ref) for ref in refs]
+        pace.settle()
 
     def _read_unless_kept(self, ref: ClipRef) -> _Read | None:
         return None if self.cache is not None and self.cache.has(ref) else self._read(ref)

@@ -7,12 +7,15 @@ from typing import cast
 
 import numpy as np
 
+from pipeline.online.readahead import Pace
+
 
 class Local:
     """A lock, memory and threads, each made where it is first asked for. A pickled copy begins empty."""
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
+        self.pace = Pace()
         self._thread = threading.local()
         self._pools: dict[tuple[int, str], ThreadPoolExecutor] = {}
 

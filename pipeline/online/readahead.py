@@ -4,18 +4,47 @@
 
 Readers hardly use the processor, they wait: for a network, or for a disk that turns. While a clip is
 decoded the next ones arrive. Which clips there are, and in which order, is not touched.
+
+Where nothing has to be waited for, handing clips from thread to thread costs 3 % (2 readers) to 14 % (8); so
+whoever finds its reads quick makes them itself, until they are quick no more: `Pace`.
 """
 
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
+from statistics import median
 from typing import Generic, TypeVar
 
 import numpy as np
 
 K = TypeVar("K")
 V = TypeVar("V")
+
+_WORTH_S = 1e-3
+"""A read of at least so many seconds is worth another thread; of a pack in memory it takes 0.1 to 0.3 ms."""
+
+
+class Pace:
+    """Whether a process's reads keep one waiting: as those of the last batch did, at first yes."""
+
+    def __init__(self) -> None:
+        self.is_slow = True
+        self._took_s: list[float] = []
+
+    def timed(self, read: Callable[[K], V], key: K) -> V:
+        """`read(key)`, and its time noted."""
+        begin = time.perf_counter()
+        value = read(key)
+        self._took_s.append(time.perf_counter() - begin)
+        return value
+
+    def settle(self) -> None:
+        """Judge by the median of what was noted since the last call."""
+        if self._took_s:
+            self.is_slow = median(self._took_s) >= _WORTH_S
+            self._took_s.clear()
 
 
 @contextmanager
