@@ -292,13 +292,18 @@ class _Store:
 
     def add(self, name: str, bgr: np.ndarray, restart_mcus: int) -> None:
         """Encode and write one frame, now or soon; raises what went wrong with an earlier one."""
-        self._chunk.append(_Job(f"{self._folder}/{name}", bgr, self.spec.quality, restart_mcus))
-        if self._pool is None or len(self._chunk) * bgr.nbytes >= _CHUNK_BYTES:
-            self._hand_over()
+        job = _Job(f"{self._folder}/{name}", bgr, self.spec.quality, restart_mcus)
+        if self._pool is None:
+            self._keep([_encode(job)])
+            return
+        self._chunk.append(job)
+        if len(self._chunk) * bgr.nbytes >= _CHUNK_BYTES:
+            self._hand_over(self._pool)
 
     def finish(self) -> None:
         """Wait until all is written."""
-        self._hand_over()
+        if self._pool is not None:
+            self._hand_over(self._pool)
         while self._pending:
             self._keep(self._pending.popleft().result())
 
@@ -309,12 +314,12 @@ class _Store:
         for left in self._folder.iterdir():
             left.unlink()
 
-    def _hand_over(self) -> None:
+    def _hand_over(self, pool: ThreadPoolExecutor) -> None:
         """The chunk to a thread that has too little to do, or encoded here."""
         jobs, self._chunk = self._chunk, []
         waiting = sum(not future.done() for future in self._pending)
-        if self._pool is not None and waiting <= _CHUNKS_AHEAD * self._threads:
-            self._pending.append(self._pool.submit(_encode_all, jobs))
+        if waiting <= _CHUNKS_AHEAD * self._threads:
+            self._pending.append(pool.submit(_encode_all, jobs))
         else:
             done: Future[list[tuple[int, int]]] = Future()
             done.set_result(_encode_all(jobs))
