@@ -1,16 +1,17 @@
 """JPEG with restart markers: a grid of tiles, of which a part can be decoded without the rest."""
 
 import math
-from collections.abc import Callable, Iterator, Sequence
-from functools import lru_cache
-from itertools import pairwise
-from typing import NamedTuple, TypeAlias, cast
+from collections.abc import Callable, Sequence
+from typing import NamedTuple, cast
 
 import cv2
 import numpy as np
 import simplejpeg
 
-Data: TypeAlias = bytes | memoryview
+from pipeline.tiles import Data, join_tiles, plan_cut
+from pipeline.tiles import JpegError as JpegError
+from pipeline.tiles import JpegRun as JpegRun
+from pipeline.tiles import jpeg_size as jpeg_size
 
 _MCU_PX = 16
 """Side of the square of pixels that one MCU covers with 4:2:0 subsampling (ITU-T T.81, A.2)."""
@@ -59,23 +60,6 @@ def encode_jpeg(bgr: np.ndarray, *, quality: int, restart_mcus: int) -> bytes:
     return data.tobytes()
 
 
-class JpegError(ValueError):
-    """Bytes that are no JPEG, or a damaged one; `place` says which of several."""
-
-    def __init__(self, message: str, place: int = 0) -> None:
-        super().__init__(message)
-        self.place = place
-
-
-class JpegRun(list[memoryview]):
-    """JPEGs that lie one directly behind the other: what is done to all of them need not copy them first."""
-
-    def __init__(self, joined: memoryview, ends: Sequence[int]) -> None:
-        """`ends`: where each JPEG ends in `joined`, ascending, the last at its end."""
-        super().__init__(joined[start:end] for start, end in pairwise((0, *ends)))
-        self.joined = joined
-
-
 class Regions(NamedTuple):
     """The same part of the frames of a clip, each a JPEG, and where the part lies in a frame."""
 
@@ -84,95 +68,6 @@ class Regions(NamedTuple):
     left: int
     height: int
     width: int
-
-
-class _Layout(NamedTuple):
-    """What the header of a JPEG says of its grid of tiles; a tile lies between two restart markers."""
-
-    height: int
-    width: int
-    tile_height: int
-    tile_width: int
-    rows: int
-    columns: int
-    """Tiles in a row; 0 where the frame cannot be taken apart."""
-    margin: int
-    """Pixels beyond a crop on which it depends, since chroma is interpolated between neighbours."""
-    size_at: int
-    """Where height and width stand in the header."""
-
-
-@lru_cache(maxsize=256)
-def _read_layout(header: bytes) -> _Layout:
-    """Parse a header, from SOI up to the scan's data; it is the same for all frames of a video."""
-    frame_at, interval = 0, 0
-    for marker, at in _segments(header):
-        if marker in _FRAME_MARKERS:
-            frame_at, frame_marker = at, marker
-        elif marker == 0xDD:
-            interval = int.from_bytes(header[at + 2 : at + 4], "big")
-    if not frame_at:
-        raise JpegError("a JPEG without a frame header")
-    height, width = (int.from_bytes(header[at : at + 2], "big") for at in (frame_at + 3, frame_at + 5))
-    sampling = [header[frame_at + 9 + 3 * k] for k in range(header[frame_at + 7])]
-    across, down = 8 * (sampling[0] >> 4), 8 * (sampling[0] & 15)
-    mcus = -(-width // across)
-    whole_scan = header[header.rindex(b"\xff\xda") + 4] == len(sampling)
-    divisible = (
-        frame_marker in (0xC0, 0xC1)  # baseline, or extended with Huffman coding: one pass, no refinement
-        and len(sampling) == 3
-        and sampling[1:] == [0x11, 0x11]
-        and whole_scan
-        and interval > 0
-        and mcus % interval == 0
-    )
-    return _Layout(
-        height=height,
-        width=width,
-        tile_height=down,
-        tile_width=across * interval,
-        rows=-(-height // down),
-        columns=mcus // interval if divisible else 0,
-        margin=0 if sampling[0] == 0x11 else 2,
-        size_at=frame_at + 3,
-    )
-
-
-_FRAME_MARKERS = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
-"""SOF0 to SOF15 (ITU-T T.81, table B.1): all that is not DHT, JPG or DAC."""
-
-
-def _segments(data: Data) -> Iterator[tuple[int, int]]:
-    """Marker and place of the length field of each segment up to and with the start of scan."""
-    if bytes(data[:2]) != b"\xff\xd8":
-        raise JpegError("no JPEG: it does not begin with a start of image")
-    at = 2
-    while at + 4 <= len(data):
-        if data[at] != 0xFF:
-            raise JpegError(f"a damaged JPEG: no marker at byte {at}")
-        marker = data[at + 1]
-        if marker == 0xFF:  # a fill byte
-            at += 1
-            continue
-        yield marker, at + 2
-        if marker == 0xDA:
-            return
-        at += 2 + (data[at + 2] << 8 | data[at + 3])
-    raise JpegError("a JPEG that is cut short in its header")
-
-
-def _header(data: Data) -> bytes:
-    """All up to the scan's data."""
-    for marker, at in _segments(data):
-        if marker == 0xDA:
-            return bytes(data[: at + (data[at] << 8 | data[at + 1])])
-    raise JpegError("a JPEG without a scan")
-
-
-def jpeg_size(data: Data) -> tuple[int, int]:
-    """Height and width (pixels) of a JPEG by its header; JpegError where it has none."""
-    layout = _read_layout(_header(data))
-    return layout.height, layout.width
 
 
 def crop_jpegs(jpegs: Sequence[Data], top: int, left: int, height: int, width: int) -> Regions:
@@ -184,10 +79,10 @@ def crop_jpegs(jpegs: Sequence[Data], top: int, left: int, height: int, width: i
     come back whole. JpegError, with the `place` of the frame, where a frame's markers are not all there
     or its size is another than the first one's.
     """
-    cut = _plan_cut(jpegs, top, left, height, width)
+    cut = plan_cut(jpegs, top, left, height, width)
     if cut.is_whole:
         return Regions(jpegs, 0, 0, cut.layout.height, cut.layout.width)
-    return Regions(_join_tiles(jpegs, cut), cut.top, cut.left, cut.height, cut.width)
+    return Regions(join_tiles(jpegs, cut), cut.top, cut.left, cut.height, cut.width)
 
 
 class Cropped(NamedTuple):
@@ -219,172 +114,17 @@ def decode_crop(
     below the other in one tall JPEG: what a decoder does once for each picture, 12 us, it does once for a
     clip (5 % of its time on UCF101).
     """
-    cut = _plan_cut(jpegs, top, left, height, width)
+    cut = plan_cut(jpegs, top, left, height, width)
     shape = len(jpegs), -(-cut.height // reduce), -(-cut.width // reduce), 3
     pixels = memory(math.prod(shape)).reshape(shape)
     if cut.stands_apart and len(jpegs) * cut.height <= _MAX_PX:
         try:
-            decode_jpeg(_join_tiles(jpegs, cut, stacked=True)[0], pixels, reduce=reduce)
+            decode_jpeg(join_tiles(jpegs, cut, stacked=True)[0], pixels, reduce=reduce)
             return Cropped(pixels, cut.top, cut.left)
         except JpegError:
             pass  # frame by frame, to tell which
-    decode_jpegs(jpegs if cut.is_whole else _join_tiles(jpegs, cut), pixels, reduce=reduce)
+    decode_jpegs(jpegs if cut.is_whole else join_tiles(jpegs, cut), pixels, reduce=reduce)
     return Cropped(pixels, cut.top, cut.left)
-
-
-class _Cut(NamedTuple):
-    """Which tiles of each frame of a clip a box needs."""
-
-    header: bytes
-    layout: _Layout
-    rows: range
-    columns: range
-    """Empty where frames cannot be taken apart."""
-    stands_apart: bool
-    """Whether pixels of the box do not depend on what lies above and below the tiles."""
-
-    @property
-    def is_whole(self) -> bool:
-        """Whether nothing is cut off, as all tiles are needed or frames cannot be taken apart."""
-        return not self.columns or (len(self.rows), len(self.columns)) == (
-            self.layout.rows,
-            self.layout.columns,
-        )
-
-    @property
-    def top(self) -> int:
-        """First row of pixels."""
-        return 0 if self.is_whole else self.rows.start * self.layout.tile_height
-
-    @property
-    def left(self) -> int:
-        """First column of pixels."""
-        return 0 if self.is_whole else self.columns.start * self.layout.tile_width
-
-    @property
-    def height(self) -> int:
-        """Rows of pixels."""
-        end = self.layout.height
-        return end if self.is_whole else min(self.rows.stop * self.layout.tile_height, end) - self.top
-
-    @property
-    def width(self) -> int:
-        """Columns of pixels."""
-        end = self.layout.width
-        return end if self.is_whole else min(self.columns.stop * self.layout.tile_width, end) - self.left
-
-
-def _plan_cut(jpegs: Sequence[Data], top: int, left: int, height: int, width: int) -> _Cut:
-    """JpegError, with the `place` of the frame, where one is of another size."""
-    header = _header(jpegs[0])
-    layout = _read_layout(header)
-    if not all(jpeg[: len(header)] == header for jpeg in jpegs):
-        _check_sizes(jpegs, layout)
-        return _Cut(header, layout, range(0), range(0), False)
-    if not layout.columns:
-        return _Cut(header, layout, range(0), range(0), False)
-    rows = _needed(top, height, layout.margin, layout.tile_height, layout.height)
-    columns = _needed(left, width, layout.margin, layout.tile_width, layout.width)
-    is_clear = layout.margin <= top and top + height + layout.margin <= layout.height
-    is_even = min(rows.stop * layout.tile_height, layout.height) % layout.tile_height == 0
-    return _Cut(header, layout, rows, columns, is_clear and is_even)
-
-
-def _check_sizes(jpegs: Sequence[Data], layout: _Layout) -> None:
-    for place, jpeg in enumerate(jpegs):
-        try:
-            height, width = jpeg_size(jpeg)
-        except JpegError as error:
-            raise JpegError(str(error), place) from error
-        if (height, width) != (layout.height, layout.width):
-            found = f"{width}x{height}, the clip's first frame {layout.width}x{layout.height}"
-            raise JpegError(f"a frame of another size: {found}", place)
-
-
-def _needed(start: int, length: int, margin: int, tile: int, size: int) -> range:
-    """Tiles along one axis of `size` pixels that cover a stretch and its margin."""
-    first, stop = max(start - margin, 0) // tile, -(-min(start + length + margin, size) // tile)
-    # libjpeg repeats chroma instead of interpolating it in a picture of up to four pixels (jdsample.c),
-    # so the rest of a tile at the border never stands alone.
-    if first and min(stop * tile, size) - first * tile <= 4:
-        first -= 1
-    return range(first, stop)
-
-
-def _join_tiles(jpegs: Sequence[Data], cut: _Cut, *, stacked: bool = False) -> list[memoryview]:
-    """The asked tiles of each frame behind a new header, their markers counted anew from 0 to 7.
-
-    `stacked` puts all frames into one JPEG, one below the other. One pass over the bytes of all frames: frame
-    by frame it costs 46 us each instead of 10.
-    """
-    layout, rows, columns = cut.layout, cut.rows, cut.columns
-    height = cut.height * len(jpegs) if stacked else cut.height
-    size = height.to_bytes(2, "big") + cut.width.to_bytes(2, "big")
-    head = cut.header[: layout.size_at] + size + cut.header[layout.size_at + 4 :]
-    source = jpegs.joined if isinstance(jpegs, JpegRun) else b"".join(jpegs)
-    starts, stops = _find_tiles(jpegs, np.frombuffer(source, np.uint8), len(head), layout)  # (T, tiles) each
-    at = layout.columns * np.arange(rows.start, rows.stop)
-    run_starts = starts[:, at + columns.start]  # (T, R): a row's asked tiles lie side by side
-    run_stops = stops[:, at + columns.stop - 1]
-    view = memoryview(source)
-    runs = [view[start:stop] for start, stop in zip(run_starts.flat, run_stops.flat, strict=True)]
-    pieces: list[Data] = []
-    for frame in range(len(jpegs)):
-        if frame == 0 or not stacked:
-            pieces.append(head)
-        pieces += runs[frame * len(rows) : (frame + 1) * len(rows)]
-    parts = bytearray().join(pieces)
-    heads = 1 if stacked else np.arange(1, len(jpegs) + 1)[:, None]
-    run_ends = np.cumsum(run_stops - run_starts).reshape(run_starts.shape) + len(head) * heads
-    asked = stops.reshape(len(jpegs), layout.rows, layout.columns)[:, rows.start : rows.stop]
-    marks = asked[:, :, columns.start : columns.stop] - (run_stops - run_ends)[:, :, None] - 1
-    marks = marks.reshape(1 if stacked else len(jpegs), -1)
-    codes = (0xD0 + np.arange(marks.shape[1]) % 8).astype(np.uint8)
-    codes[-1] = 0xD9  # an end of image in place of the last restart
-    np.frombuffer(parts, np.uint8)[marks] = codes
-    bounds = [0, len(parts)] if stacked else [0, *run_ends[:, -1].tolist()]
-    return [memoryview(parts)[start:stop] for start, stop in pairwise(bounds)]
-
-
-def _find_tiles(
-    jpegs: Sequence[Data], source: np.ndarray, header_bytes: int, layout: _Layout
-) -> tuple[np.ndarray, np.ndarray]:
-    """int64 (T, tiles) twice: where each tile begins, and where the marker behind it ends."""
-    tiles = layout.rows * layout.columns
-    ends = np.cumsum([len(jpeg) for jpeg in jpegs])
-    begins = np.concatenate(([0], ends[:-1])) + header_bytes
-    restarts = np.flatnonzero((source[:-1] == 0xFF) & ((source[1:] & 0xF8) == 0xD0))
-    if len(jpegs) == 1:
-        restarts = restarts[restarts >= header_bytes]  # a table may hold the same bytes
-    is_whole = len(restarts) == len(jpegs) * (tiles - 1) and bool(
-        ((source[ends - 2] == 0xFF) & (source[ends - 1] == 0xD9)).all()
-    )
-    if is_whole:
-        inner = restarts.reshape(len(jpegs), tiles - 1)  # a frame a row
-        is_whole = tiles == 1 or bool(((inner[:, 0] >= begins) & (inner[:, -1] < ends)).all())
-    if not is_whole:
-        return _find_tiles_singly(jpegs, source, header_bytes, layout, len(restarts))
-    return np.hstack((begins[:, None], inner + 2)), np.hstack((inner + 2, ends[:, None]))
-
-
-def _find_tiles_singly(
-    jpegs: Sequence[Data], source: np.ndarray, header_bytes: int, layout: _Layout, found: int
-) -> tuple[np.ndarray, np.ndarray]:
-    """The same frame by frame, so that the one that is damaged can be told."""
-    if len(jpegs) == 1:
-        expected = layout.rows * layout.columns - 1
-        raise JpegError(f"a damaged JPEG: {found} restart markers of {expected}, or no end of image")
-    starts, stops, begin = [], [], 0
-    for place, jpeg in enumerate(jpegs):
-        one = source[begin : begin + len(jpeg)]
-        try:
-            start, stop = _find_tiles([jpeg], one, header_bytes, layout)
-        except JpegError as error:
-            raise JpegError(str(error), place) from error
-        starts.append(start + begin)
-        stops.append(stop + begin)
-        begin += len(jpeg)
-    return np.vstack(starts), np.vstack(stops)
 
 
 def decode_jpeg(data: Data, out: np.ndarray | None = None, *, reduce: int = 1) -> np.ndarray:

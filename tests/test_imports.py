@@ -10,9 +10,16 @@ import pytest
 ROOT = Path(__file__).parents[1]
 
 ORDER = [
-    *("errors", "files", "seeds", "timing", "jpeg", "folder", "manifest"),
+    *("errors", "files", "seeds", "timing", "tiles", "jpeg", "folder", "manifest"),
     *("offline.lists", "offline.layouts", "offline.annotate", "offline.failures", "offline.decode"),
-    *("offline.frames", "offline.worker", "offline.plan", "offline.extract", "offline.memory"),
+    *(
+        "offline.jpeg_folder",
+        "offline.frames",
+        "offline.worker",
+        "offline.plan",
+        "offline.extract",
+        "offline.memory",
+    ),
     *("offline.catalog", "offline.verify", "offline.sample", "offline.sample_imu"),
     *("online.packfile", "online.pack", "online.counters", "online.pages", "online.ram", "online.store"),
     *("online.windows", "online.order", "online.samplers", "online.concat", "online.quotas"),

@@ -1,17 +1,13 @@
 """One video to one folder of JPEGs, named by frame number and time."""
 
-import os
 import shutil
 import uuid
-import zlib
-from collections import deque
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from fractions import Fraction
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import av
 import av.container
@@ -22,7 +18,7 @@ from av.video.stream import VideoStream
 from pipeline.errors import VideoError
 from pipeline.files import content_hash
 from pipeline.folder import FORMAT_VERSION, FrameFolder, SourceFile, frame_name, write_frames_json
-from pipeline.jpeg import encode_jpeg, restart_mcus
+from pipeline.jpeg import restart_mcus
 from pipeline.offline.decode import (
     TIME_SOURCES,
     BgrConverter,
@@ -35,15 +31,10 @@ from pipeline.offline.decode import (
     open_video,
     read_upright,
 )
+from pipeline.offline.jpeg_folder import JpegFolder
 
 SCRATCH = ".scratch"
 """Folder beside finished ones where unfinished ones grow; whatever is left in it can be deleted."""
-
-_CHUNK_BYTES = 1 << 20
-"""Decoded frames that are handed to another thread at a time, at least one."""
-
-_CHUNKS_AHEAD = 2
-"""Chunks that wait for each thread that encodes; where it has as many, the one that decodes helps out."""
 
 _ALMOST_SQUARE = 0.01
 """Pixels that are wider than high by less than this share stay as they are: 4096:4083 on real UCF101."""
@@ -109,8 +100,8 @@ def extract_frames(
     growing = (scratch or folder.parent / SCRATCH) / uuid.uuid4().hex
     growing.mkdir(parents=True)
     try:
-        store = _Store(growing, spec, threads, on_frame)
-        frames = _write_frames(video, store, name or video.name, source)
+        store = JpegFolder(growing, spec.quality, threads, on_frame)
+        frames = _write_frames(video, store, spec, name or video.name, source)
         write_frames_json(growing, frames)
         _put_in_place(growing, folder)
     finally:
@@ -139,13 +130,15 @@ def _put_in_place(growing: Path, folder: Path) -> None:
     shutil.rmtree(old, ignore_errors=True)
 
 
-def _write_frames(video: Path, store: "_Store", name: str, source: SourceFile) -> FrameFolder:
+def _write_frames(
+    video: Path, store: JpegFolder, spec: FrameSpec, name: str, source: SourceFile
+) -> FrameFolder:
     for time_source in TIME_SOURCES:
         try:
             with open_video(video) as (container, errors), store:
                 stream = best_stream(container, errors)
                 clock = Clock(stream, time_source)
-                writer = _Writer(store, stream.sample_aspect_ratio or Fraction(1))
+                writer = _Writer(store, spec, stream.sample_aspect_ratio or Fraction(1))
                 _store_all(decoded_frames(container, stream, errors), clock, writer)
                 store.finish()
                 errors.take_logs()
@@ -160,7 +153,7 @@ def _write_frames(video: Path, store: "_Store", name: str, source: SourceFile) -
 
 
 def _store_all(frames: Iterator[av.VideoFrame], clock: Clock, writer: "_Writer") -> None:
-    wanted = _Wanted(writer.store.spec)
+    wanted = _Wanted(writer.spec)
     for frame in frames:
         time_us = clock.time_us(frame)
         if wanted.takes(time_us):
@@ -203,7 +196,7 @@ def _describe(
         pixel_format=writer.pixel_format,
         restart_mcus=writer.restart_mcus,
         source=source,
-        spec=writer.store.spec.as_json(),
+        spec=writer.spec.as_json(),
     )
 
 
@@ -215,7 +208,7 @@ def _note(container: av.container.InputContainer, stream: VideoStream, writer: "
     others = [each.index for each in container.streams.video if each.index != stream.index]
     if others:
         notes.append(f"stream {stream.index} of several video streams (others: {others})")
-    if writer.store.spec.max_frames == len(writer.times_us):
+    if writer.spec.max_frames == len(writer.times_us):
         notes.append(f"stopped at the limit of {len(writer.times_us)} frames")
     return "; ".join(notes) or None
 
@@ -250,109 +243,12 @@ class _Wanted:
         return self._spec.max_frames is not None and self._taken >= self._spec.max_frames
 
 
-class _Job(NamedTuple):
-    """One frame to be encoded and written."""
-
-    path: str
-    bgr: np.ndarray
-    quality: int
-    restart_mcus: int
-
-
-class _Store:
-    """JPEGs into a folder, in the order of the frames, whichever thread encodes them.
-
-    Frames go to the other threads by the chunk, since waking a thread costs: frame by frame took 329 us of
-    wall time a frame, four at a time 304, one thread alone 476 (320x240, the least of six rounds in turn).
-    Encoding straight from the decoder's planes with libjpeg-turbo's own interface brings nothing: what the
-    conversion to BGR takes, 49 us, bringing the planes to JPEG's full range takes, too (68 us).
-    """
-
-    def __init__(self, folder: Path, spec: FrameSpec, threads: int, on_frame: Callable[[], None]) -> None:
-        self.spec = spec
-        self.sizes: list[int] = []
-        self.crc32: list[int] = []
-        self._folder = folder
-        self._threads = threads
-        self._on_frame = on_frame
-        self._pool: ThreadPoolExecutor | None = None
-        self._chunk: list[_Job] = []
-        self._pending: deque[Future[list[tuple[int, int]]]] = deque()
-
-    def __enter__(self) -> "_Store":
-        self._pool = ThreadPoolExecutor(self._threads) if self._threads else None
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        """Wait for what is under way; what waits its turn is dropped."""
-        if self._pool is not None:
-            self._pool.shutdown(cancel_futures=True)
-        self._pending.clear()
-        self._chunk.clear()
-
-    def add(self, name: str, bgr: np.ndarray, restart_mcus: int) -> None:
-        """Encode and write one frame, now or soon; raises what went wrong with an earlier one."""
-        job = _Job(f"{self._folder}/{name}", bgr, self.spec.quality, restart_mcus)
-        if self._pool is None:
-            self._keep([_encode(job)])
-            return
-        self._chunk.append(job)
-        if len(self._chunk) * bgr.nbytes >= _CHUNK_BYTES:
-            self._hand_over(self._pool)
-
-    def finish(self) -> None:
-        """Wait until all is written."""
-        if self._pool is not None:
-            self._hand_over(self._pool)
-        while self._pending:
-            self._keep(self._pending.popleft().result())
-
-    def clear(self) -> None:
-        """Begin anew."""
-        self.sizes.clear()
-        self.crc32.clear()
-        for left in self._folder.iterdir():
-            left.unlink()
-
-    def _hand_over(self, pool: ThreadPoolExecutor) -> None:
-        """The chunk to a thread that has too little to do, or encoded here."""
-        jobs, self._chunk = self._chunk, []
-        waiting = sum(not future.done() for future in self._pending)
-        if waiting <= _CHUNKS_AHEAD * self._threads:
-            self._pending.append(pool.submit(_encode_all, jobs))
-        else:
-            done: Future[list[tuple[int, int]]] = Future()
-            done.set_result(_encode_all(jobs))
-            self._pending.append(done)
-        while self._pending and self._pending[0].done():
-            self._keep(self._pending.popleft().result())
-
-    def _keep(self, stored: list[tuple[int, int]]) -> None:
-        for size, crc32 in stored:
-            self.sizes.append(size)
-            self.crc32.append(crc32)
-            self._on_frame()
-
-
-def _encode_all(jobs: list[_Job]) -> list[tuple[int, int]]:
-    """Encode and write some frames; the bytes of each and their CRC-32."""
-    return [_encode(job) for job in jobs]
-
-
-def _encode(job: _Job) -> tuple[int, int]:
-    try:
-        data = encode_jpeg(job.bgr, quality=job.quality, restart_mcus=job.restart_mcus)
-    except (ValueError, cv2.error) as error:
-        raise VideoError("encode", str(error)) from error
-    _write_file(job.path, data)
-    return len(data), zlib.crc32(data)
-
-
 class _Writer:
     """Decoded frames to pictures of one size, upright."""
 
-    def __init__(self, store: _Store, sample_aspect: Fraction) -> None:
+    def __init__(self, store: JpegFolder, spec: FrameSpec, sample_aspect: Fraction) -> None:
         self.store = store
+        self.spec = spec
         self.sample_aspect = sample_aspect
         self.times_us: list[int] = []
         self.width = self.height = 0
@@ -377,7 +273,7 @@ class _Writer:
         self.upright = read_upright(frame)
         self.rotation = frame.rotation
         self.pixel_format = frame.format.name
-        width, height = stored_size(frame.width, frame.height, self.sample_aspect, self.store.spec)
+        width, height = stored_size(frame.width, frame.height, self.sample_aspect, self.spec)
         self._converter = BgrConverter(width, height)
         self.width, self.height = (height, width) if self.upright.transpose else (width, height)
         self.restart_mcus = restart_mcus(self.width)
@@ -409,13 +305,3 @@ def _turn(bgr: np.ndarray, upright: Upright) -> np.ndarray:
         code = -1 if upright.flip_x and upright.flip_y else int(upright.flip_x)
         bgr = cv2.flip(bgr, code)
     return bgr
-
-
-def _write_file(path: str, data: bytes) -> None:
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
-    try:
-        written = os.write(descriptor, data)
-        while written < len(data):  # a nearly full disk takes a part, and the next call says why
-            written += os.write(descriptor, data[written:])
-    finally:
-        os.close(descriptor)
