@@ -3,6 +3,7 @@
 import resource
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import cv2
@@ -107,6 +108,37 @@ def test_opencv_used_in_the_parent_does_not_hang_workers(root, start_method):
     cv2.GaussianBlur(np.zeros((2000, 2000, 3), np.uint8), (31, 31), 5)
     loader = open_loader(root, LoaderSpec(workers=2, start_method=start_method), store="folder")
     assert len(list(samples(loader))) == 24
+
+
+class SlowToSend:
+    """Something in a batch that is shared by one call of torch after another while a worker sends it."""
+
+    def __getstate__(self):
+        for _ in range(50_000):
+            torch.UntypedStorage(1)._share_fd_cpu_()
+        return {}
+
+
+class CollateSlowToSend:
+    """One batch that is quick, and then such."""
+
+    first = True
+
+    def __call__(self, clips):
+        is_first, self.first = self.first, False
+        return "quick" if is_first else SlowToSend()
+
+
+@pytest.mark.parametrize("start_method", ["fork", "forkserver", "spawn"])
+def test_a_worker_ends_well_while_it_sends_what_nobody_waits_for(root, start_method):
+    loader = open_loader(root, LoaderSpec(batch_size=3, workers=1, start_method=start_method))
+    loader.collate_fn = CollateSlowToSend()
+    batches = loader._get_iterator()
+    assert next(batches) == "quick"
+    (worker,) = batches._workers
+    time.sleep(0.2)
+    batches._shutdown_workers()
+    assert worker.exitcode == 0
 
 
 def test_a_thousand_batches_need_few_open_files(root):

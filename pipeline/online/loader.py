@@ -1,6 +1,8 @@
 """A `LoaderSpec` to a `DataLoader`, with defaults from what this machine really grants."""
 
+import atexit
 import multiprocessing
+import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -199,7 +201,12 @@ def init_lending_worker(worker: int, init: Callable[[int], None] | None, memory:
 
 
 def init_worker(worker: int) -> None:
-    """Bound the threads of a worker: there is one worker for each core already."""
+    """Bound the threads of a worker, of which there is one for each core already, and let it end quietly.
+
+    A spawned one whose last batch nobody waits for takes Python down under the thread that sends it, which
+    then aborts in torch's code; so it ends as forked ones always do.
+    """
+    atexit.register(os._exit, 0)
     if cv2.getNumThreads() != 1:
         cv2.setNumThreads(1)
     torch.set_num_threads(1)
