@@ -47,7 +47,7 @@ class Layout(NamedTuple):
 def read_layout(header: bytes) -> Layout:
     """Parse a header, from SOI up to the scan's data; it is the same for all frames of a video."""
     frame_at, interval = 0, 0
-    for marker, at in _segments(header):
+    for marker, at in segments(header):
         if marker in _FRAME_MARKERS:
             frame_at, frame_marker = at, marker
         elif marker == 0xDD:
@@ -83,7 +83,7 @@ _FRAME_MARKERS = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
 """SOF0 to SOF15 (ITU-T T.81, table B.1): all that is not DHT, JPG or DAC."""
 
 
-def _segments(data: Data) -> Iterator[tuple[int, int]]:
+def segments(data: Data) -> Iterator[tuple[int, int]]:
     """Marker and place of the length field of each segment up to and with the start of scan."""
     if bytes(data[:2]) != b"\xff\xd8":
         raise JpegError("no JPEG: it does not begin with a start of image")
@@ -104,7 +104,7 @@ def _segments(data: Data) -> Iterator[tuple[int, int]]:
 
 def read_header(data: Data) -> bytes:
     """All up to the scan's data."""
-    for marker, at in _segments(data):
+    for marker, at in segments(data):
         if marker == 0xDA:
             return bytes(data[: at + (data[at] << 8 | data[at + 1])])
     raise JpegError("a JPEG without a scan")
@@ -158,18 +158,25 @@ class Cut(NamedTuple):
         return end if self.is_whole else min(self.columns.stop * self.layout.tile_width, end) - self.left
 
 
-def plan_cut(jpegs: Sequence[Data], top: int, left: int, height: int, width: int) -> Cut:
-    """JpegError, with the `place` of the frame, where one is of another size."""
+def plan_cut(
+    jpegs: Sequence[Data], top: int, left: int, height: int, width: int, *, margin: int | None = None
+) -> Cut:
+    """`margin` in pixels, None for that of the layout.
+
+    JpegError, with the `place` of the frame, where one is of another size.
+    """
     header = read_header(jpegs[0])
     layout = read_layout(header)
-    if not all(jpeg[: len(header)] == header for jpeg in jpegs):
+    # As bytes, which are compared at once; views are compared byte by byte.
+    if not all(bytes(jpeg[: len(header)]) == header for jpeg in jpegs):
         _check_sizes(jpegs, layout)
         return Cut(header, layout, range(0), range(0), False)
     if not layout.columns:
         return Cut(header, layout, range(0), range(0), False)
-    rows = _needed(top, height, layout.margin, layout.tile_height, layout.height)
-    columns = _needed(left, width, layout.margin, layout.tile_width, layout.width)
-    is_clear = layout.margin <= top and top + height + layout.margin <= layout.height
+    margin = layout.margin if margin is None else margin
+    rows = _needed(top, height, margin, layout.tile_height, layout.height)
+    columns = _needed(left, width, margin, layout.tile_width, layout.width)
+    is_clear = margin <= top and top + height + margin <= layout.height
     is_even = min(rows.stop * layout.tile_height, layout.height) % layout.tile_height == 0
     return Cut(header, layout, rows, columns, is_clear and is_even)
 
@@ -203,31 +210,67 @@ def join_tiles(jpegs: Sequence[Data], cut: Cut, *, stacked: bool = False) -> lis
     """
     layout, rows, columns = cut.layout, cut.rows, cut.columns
     height = cut.height * len(jpegs) if stacked else cut.height
-    size = height.to_bytes(2, "big") + cut.width.to_bytes(2, "big")
-    head = cut.header[: layout.size_at] + size + cut.header[layout.size_at + 4 :]
-    source = jpegs.joined if isinstance(jpegs, JpegRun) else b"".join(jpegs)
-    starts, stops = _find_tiles(jpegs, np.frombuffer(source, np.uint8), len(head), layout)  # (T, tiles) each
-    at = layout.columns * np.arange(rows.start, rows.stop)
-    run_starts = starts[:, at + columns.start]  # (T, R): a row's asked tiles lie side by side
-    run_stops = stops[:, at + columns.stop - 1]
-    view = memoryview(source)
-    runs = [view[start:stop] for start, stop in zip(run_starts.flat, run_stops.flat, strict=True)]
+    head = _resized_header(cut.header, layout.size_at, height, cut.width)
+    tiles = _asked_tiles(jpegs, cut)
     pieces: list[Data] = []
     for frame in range(len(jpegs)):
         if frame == 0 or not stacked:
             pieces.append(head)
-        pieces += runs[frame * len(rows) : (frame + 1) * len(rows)]
+        pieces += tiles.runs[frame * len(rows) : (frame + 1) * len(rows)]
     parts = bytearray().join(pieces)
     heads = 1 if stacked else np.arange(1, len(jpegs) + 1)[:, None]
-    run_ends = np.cumsum(run_stops - run_starts).reshape(run_starts.shape) + len(head) * heads
-    asked = stops.reshape(len(jpegs), layout.rows, layout.columns)[:, rows.start : rows.stop]
-    marks = asked[:, :, columns.start : columns.stop] - (run_stops - run_ends)[:, :, None] - 1
-    marks = marks.reshape(1 if stacked else len(jpegs), -1)
+    run_ends = np.cumsum(tiles.run_bytes).reshape(tiles.run_bytes.shape) + len(head) * heads
+    asked = tiles.stops.reshape(len(jpegs), layout.rows, layout.columns)[:, rows.start : rows.stop]
+    marks = asked[:, :, columns.start : columns.stop] - (asked[:, :, columns.stop - 1] - run_ends)[:, :, None]
+    marks = marks.reshape(1 if stacked else len(jpegs), -1) - 1
     codes = (0xD0 + np.arange(marks.shape[1]) % 8).astype(np.uint8)
     codes[-1] = 0xD9  # an end of image in place of the last restart
     np.frombuffer(parts, np.uint8)[marks] = codes
     bounds = [0, len(parts)] if stacked else [0, *run_ends[:, -1].tolist()]
     return [memoryview(parts)[start:stop] for start, stop in pairwise(bounds)]
+
+
+def stack_tiles(jpegs: Sequence[Data], cut: Cut, header: bytes, size_at: int) -> bytearray:
+    """The asked tiles of all frames behind a header, one frame below the other, rows of tiles always whole.
+
+    For a decoder that does not look at the numbers of markers: they stay as they are, out of order.
+    """
+    height = len(jpegs) * len(cut.rows) * cut.layout.tile_height
+    tiles = _asked_tiles(jpegs, cut)
+    parts = bytearray().join([_resized_header(header, size_at, height, cut.width), *tiles.runs])
+    # The last tile of a frame ends with an end of image, in place of which the next frame is to follow.
+    ends = len(header) + np.cumsum(tiles.run_bytes.sum(1))
+    codes = np.frombuffer(parts, np.uint8)
+    codes[ends - 1] = 0xD0
+    codes[-1] = 0xD9
+    return parts
+
+
+def _resized_header(header: bytes, size_at: int, height: int, width: int) -> bytes:
+    return header[:size_at] + height.to_bytes(2, "big") + width.to_bytes(2, "big") + header[size_at + 4 :]
+
+
+class _Tiles(NamedTuple):
+    """Where a cut's tiles lie, and their bytes: those of a row lie side by side, and are one run."""
+
+    runs: list[memoryview]
+    """Frame by frame, row by row, each with the marker behind its last tile."""
+    run_bytes: np.ndarray
+    """int64 (T, R)."""
+    stops: np.ndarray
+    """int64 (T, tiles): where the marker behind each tile ends, asked for or not."""
+
+
+def _asked_tiles(jpegs: Sequence[Data], cut: Cut) -> _Tiles:
+    layout, rows, columns = cut.layout, cut.rows, cut.columns
+    source = jpegs.joined if isinstance(jpegs, JpegRun) else b"".join(jpegs)
+    starts, stops = _find_tiles(jpegs, np.frombuffer(source, np.uint8), len(cut.header), layout)
+    at = layout.columns * np.arange(rows.start, rows.stop)
+    run_starts = starts[:, at + columns.start]  # (T, R)
+    run_stops = stops[:, at + columns.stop - 1]
+    view = memoryview(source)
+    spans = zip(run_starts.ravel().tolist(), run_stops.ravel().tolist(), strict=True)
+    return _Tiles([view[start:stop] for start, stop in spans], run_stops - run_starts, stops)
 
 
 def _find_tiles(
@@ -237,7 +280,8 @@ def _find_tiles(
     tiles = layout.rows * layout.columns
     ends = np.cumsum([len(jpeg) for jpeg in jpegs])
     begins = np.concatenate(([0], ends[:-1])) + header_bytes
-    restarts = np.flatnonzero((source[:-1] == 0xFF) & ((source[1:] & 0xF8) == 0xD0))
+    markers = np.flatnonzero(source[:-1] == 0xFF)  # and stuffed bytes, one in about 200
+    restarts = markers[(source[markers + 1] & 0xF8) == 0xD0]
     if len(jpegs) == 1:
         restarts = restarts[restarts >= header_bytes]  # a table may hold the same bytes
     is_whole = len(restarts) == len(jpegs) * (tiles - 1) and bool(

@@ -1,6 +1,7 @@
 """Videos, pairs of datasets and damaged frames, for tests of JPEGs that are decoded on a device."""
 
 import io
+from dataclasses import replace
 
 import cv2
 import numpy as np
@@ -74,9 +75,9 @@ def write_scenes(path, rows):
 
 
 def make_pair(augment, *, store=None, manifest=None, window=WINDOW, **options):
-    """The dataset that decodes in workers, and the one that does not."""
+    """The dataset that decodes in workers, to RGB as the device does, and the one that does not."""
     manifest, store = manifest or manifest_of([40] * 6), store or Scenes()
-    pixels = ClipDataset(manifest, store, window, augment=augment)
+    pixels = ClipDataset(manifest, store, window, augment=augment and replace(augment, resize_in="rgb"))
     return pixels, EncodedClipDataset(manifest, store, window, augment=augment, **options)
 
 

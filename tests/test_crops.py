@@ -208,3 +208,18 @@ def test_the_short_side_defaults_to_256_for_224():
     assert AugmentSpec(mode="centre").short_side == 128
     assert AugmentSpec(mode="three_crop").short_side == 112
     assert AugmentSpec(mode="short_side_jitter").jitter == (128, 160)
+
+
+@pytest.mark.parametrize("mode", ["random_resized_crop", "short_side_jitter"])
+@pytest.mark.parametrize("frame_hw", [(240, 320), (239, 321), (97, 64), (1, 9)])
+def test_what_is_drawn_leaves_no_pair_of_pixels_apart(mode, frame_hw):
+    """They share their chroma."""
+    height, width = frame_hw
+    starts = set()
+    for seed in range(300):
+        drawn = draw_augment(AugmentSpec(mode=mode), seed, height=height, width=width)
+        for axis, size in ((drawn.y, height), (drawn.x, width)):
+            assert axis.start % 2 == 0
+            assert axis.length % 2 == 0 or axis.start + axis.length == size
+        starts.add(drawn.x.start + drawn.x.length)
+    assert width - width % 2 in starts or width in starts  # the last column is reached, too

@@ -10,7 +10,7 @@ import pytest
 ROOT = Path(__file__).parents[1]
 
 ORDER = [
-    *("errors", "files", "seeds", "timing", "tiles", "jpeg", "folder", "manifest"),
+    *("errors", "files", "seeds", "timing", "tiles", "jpeg", "planes", "folder", "manifest"),
     *("offline.lists", "offline.layouts", "offline.annotate", "offline.failures", "offline.decode"),
     *(
         "offline.jpeg_folder",
@@ -23,7 +23,7 @@ ORDER = [
     *("offline.catalog", "offline.verify", "offline.sample", "offline.sample_imu"),
     *("online.packfile", "online.pack", "online.counters", "online.pages", "online.ram", "online.store"),
     *("online.windows", "online.order", "online.samplers", "online.concat", "online.quotas"),
-    *("online.distribution", "online.crops", "online.augment"),
+    *("online.distribution", "online.crops", "online.resample", "online.augment", "online.planar"),
     *("online.sources", "online.series_files", "online.series", "online.envi", "online.spe"),
     *("online.hyperspectral", "online.bands"),
     *(

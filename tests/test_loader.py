@@ -133,11 +133,10 @@ class CollateSlowToSend:
 def test_a_worker_ends_well_while_it_sends_what_nobody_waits_for(root, start_method):
     loader = open_loader(root, LoaderSpec(batch_size=3, workers=1, start_method=start_method))
     loader.collate_fn = CollateSlowToSend()
-    batches = loader._get_iterator()
-    assert next(batches) == "quick"
-    (worker,) = batches._workers
+    assert next(loader.batches()) == "quick"
+    (worker,) = loader._iterator._workers
     time.sleep(0.2)
-    batches._shutdown_workers()
+    loader._iterator._shutdown_workers()
     assert worker.exitcode == 0
 
 

@@ -9,24 +9,21 @@ Resizing agrees with torchvision's v2 `resized_crop(..., antialias=True)` on the
 """
 
 import difflib
-import math
 import random
 import threading
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, NamedTuple, TypeAlias, cast
+from typing import Any, NamedTuple, cast
 
 import cv2
 import numpy as np
-import numpy.typing as npt
 import torch
 
 from pipeline.errors import PipelineError
 from pipeline.online.crops import NUM_DRAWS, Axis, evaluation_crop, random_crop
 from pipeline.online.crops import AugmentSpec as AugmentSpec
+from pipeline.online.resample import Frames, Memory, resample
 from pipeline.seeds import generator
-
-Frames: TypeAlias = npt.NDArray[np.uint8]
 
 _CROP_STREAM, _TRANSFORM_STREAM = 1, 2
 """Second number of the key of each generator, so that a clip's seed gives unrelated draws to each use."""
@@ -146,7 +143,7 @@ def apply_augment(
     source = frames[:, top : top + height, left : left + width]
     resized = _resized(source, drawn, _SCRATCH.mirrored.take(shape) if drawn.flip else out)
     if drawn.flip:
-        _mirror(resized, out)
+        mirror(resized, out)
     elif resized is not out:
         np.copyto(out, resized)
     return out
@@ -158,7 +155,7 @@ def apply_to_frame(frame: Frames, drawn: DrawnAugment, out: Frames | None = None
     return cast(Frames, frames[0])
 
 
-def _mirror(frames: Frames, out: Frames) -> None:
+def mirror(frames: Frames, out: Frames) -> None:
     """Left to right, (T, H, W, 3) to `out`; one call for all the rows of a clip where they lie together."""
     if frames.flags.c_contiguous:
         rows = (-1, *frames.shape[2:])
@@ -168,25 +165,11 @@ def _mirror(frames: Frames, out: Frames) -> None:
         cv2.flip(picture, 1, dst=place)
 
 
-class _Memory:
-    """Memory that is used again: new memory costs a page fault, about 0.5 us, for each 4 kB."""
-
-    def __init__(self) -> None:
-        self._buffer = np.empty(0, np.uint8)
-
-    def take(self, shape: Sequence[int]) -> Frames:
-        """uint8 of a shape, without a value, good until the next call."""
-        size = math.prod(shape)
-        if len(self._buffer) < size:
-            self._buffer = np.empty(size, np.uint8)
-        return self._buffer[:size].reshape(shape)
-
-
 class _Scratch(threading.local):
     """Each thread's own."""
 
     def __init__(self) -> None:
-        self.boxes, self.mirrored = _Memory(), _Memory()
+        self.boxes, self.mirrored = Memory(), Memory()
 
 
 _SCRATCH = _Scratch()
@@ -208,26 +191,13 @@ def _resized(source: Frames, drawn: DrawnAugment, out: Frames) -> Frames:
         return out
     fits = (y.grid, x.grid) == drawn.size_hw
     made = out if fits else np.empty((len(source), y.grid, x.grid, 3), np.uint8)
-    resample = _ANTIALIASED if drawn.antialias else _PLAIN
     if drawn.antialias and not source.flags.c_contiguous:
         # The kernel copies pixels that do not lie together by itself, in 1.3 times the time.
         boxes = _SCRATCH.boxes.take(source.shape)
         np.copyto(boxes, source)
         source = boxes
-    resample(_as_tensor(source), [y.grid, x.grid], False, 1 / y.step, 1 / x.step, out=_as_tensor(made))
-    return made if fits else made[:, y.skip : y.skip + y.out, x.skip : x.skip + x.out]
-
-
-# What torch.nn.functional.interpolate calls, which can neither write into a given place nor be told the step.
-_ANTIALIASED = torch.ops.aten._upsample_bilinear2d_aa.out
-_PLAIN = torch.ops.aten.upsample_bilinear2d.out
-
-
-def _as_tensor(frames: Frames) -> torch.Tensor:
-    """(T, H, W, C) -> (T, C, H, W), channels last, on the same memory unless torch cannot share it."""
-    if not frames.flags.writeable or min(frames.strides) < 0:
-        frames = frames.copy(order="C")
-    return torch.from_numpy(frames.transpose(0, 3, 1, 2))
+    kept = resample(source, y, x, made, antialias=drawn.antialias)
+    return made if fits else kept
 
 
 # A user's own transform, after the crop.

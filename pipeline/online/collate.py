@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.utils.data import get_worker_info
 
 from pipeline.errors import PipelineError
-from pipeline.online.lending import lent_memory
+from pipeline.online.lending import lent_memory, sent_by_value
 from pipeline.online.sources import pad_ragged
 
 
@@ -65,8 +65,19 @@ def collate_clips(clips: Sequence[Clip] | ClipBatch, *, ragged: Collection[str] 
 
     Their extras by `collate_extras`, which says what `ragged` means. CollateError where clips do not fit.
     """
-    if isinstance(clips, ClipBatch):
-        return clips
+    batch = clips if isinstance(clips, ClipBatch) else _stack_clips(clips, ragged)
+    if get_worker_info() is None:
+        return batch
+    return batch._replace(
+        labels=sent_by_value(batch.labels),
+        videos=sent_by_value(batch.videos),
+        starts=sent_by_value(batch.starts),
+        times_s=sent_by_value(batch.times_s),
+        extras=map_extras(sent_by_value, batch.extras),
+    )
+
+
+def _stack_clips(clips: Sequence[Clip], ragged: Collection[str]) -> ClipBatch:
     names = [f"row {clip.video} from frame {clip.start}" for clip in clips]
     shapes = {tuple(clip.frames.shape): name for clip, name in zip(clips, names, strict=True)}
     if len(shapes) > 1:

@@ -24,12 +24,14 @@ from pipeline.online.collate import Clip, ClipBatch, empty_frames
 from pipeline.online.columns import SharedColumns, shared
 from pipeline.online.extras import Extras
 from pipeline.online.local import Local
+from pipeline.online.planar import apply_to_planes, fits_planes
 from pipeline.online.readahead import reading_ahead, touch
 from pipeline.online.reuse import Kept, ReuseSpec, open_cache
 from pipeline.online.samplers import ClipRef, EpochSampler
 from pipeline.online.sources import Source, SourceSample
 from pipeline.online.store import Jpeg, Store
 from pipeline.online.windows import WindowSpec, draw_start, frame_indices
+from pipeline.planes import decode_planes
 from pipeline.seeds import generator
 
 _REPLACEMENT_STREAM = 6
@@ -328,8 +330,10 @@ class ClipDataset(Dataset[Clip]):
         )
 
     def _decode(self, clip: _Read, indices: np.ndarray, jpegs: Sequence[Jpeg], out: np.ndarray) -> None:
-        """Only the part of each frame that the crop needs, all parts side by side, then one resize."""
+        """Only the part of each frame that the crop needs, all frames at once, then one resize."""
         drawn = self._drawn(clip)
+        if drawn is not None and self._resize_planes(clip, drawn, jpegs, out):
+            return
         try:
             with self.stage("decode"):
                 if drawn is None:
@@ -344,6 +348,25 @@ class ClipDataset(Dataset[Clip]):
             drawn = drawn.reduced(factor, *part.pixels.shape[1:3])
         with self.stage("augment"):
             apply_augment(part.pixels, drawn, out)
+
+    def _resize_planes(
+        self, clip: _Read, drawn: DrawnAugment, jpegs: Sequence[Jpeg], out: np.ndarray
+    ) -> bool:
+        """The same in planes of luma and chroma, where clip and settings allow it; whether `out` is done."""
+        spec = cast(AugmentSpec, self.augment)
+        reduces = spec.reduce and drawn.reduction > 1
+        if spec.resize_in != "planes" or reduces or not fits_planes(drawn, clip.height, clip.width):
+            return False
+        with self.stage("decode"):
+            try:
+                planes = decode_planes(jpegs, *drawn.box)
+            except JpegError:
+                return False  # the other way tells which frame it is
+        if planes is None:
+            return False
+        with self.stage("augment"):
+            apply_to_planes(planes, drawn, out)
+        return True
 
     def _bad_frame(self, key: str, index: int, error: Exception) -> StoreError:
         return StoreError(f"frame {index} of {key!r} in {self.store!r}: {error}; run `make verify REPAIR=1`")
