@@ -72,12 +72,12 @@ def decode_planes(jpegs: Sequence[Data], top: int, left: int, height: int, width
 
 def _decode_stack(jpegs: Sequence[Data], cut: Cut, header: bytes, rows: int) -> list[np.ndarray]:
     """Three planes, (T, height, width) each, of frames that take so many rows of the tall picture."""
-    data = stack_tiles(jpegs, cut, header, read_layout(header).size_at)
-    data += bytes(_PADDING_BYTES)
+    size_at = read_layout(header).size_at
+    data = stack_tiles(jpegs, cut, header, size_at, padding=_PADDING_BYTES)
     decoder = _DECODER.get()
     try:
         # Packet takes any buffer, and reads it where it is.
-        frames = decoder.decode(av.Packet(cast(bytes, memoryview(data)[:-_PADDING_BYTES])))
+        frames = decoder.decode(av.Packet(cast(bytes, data)))
     except av.FFmpegError as error:
         _DECODER.forget()
         raise JpegError(f"a damaged JPEG: {error.strerror}") from error

@@ -32,7 +32,17 @@ from pipeline.online import (
     build_loader,
 )
 from pipeline.online.loader import ClipLoader
-from pipeline.online.packfile import FRAMES_BIN, INDEX_BIN, PACK_JSON, PackInfo, encode_key, key_hash
+from pipeline.online.packfile import (
+    FRAMES_BIN,
+    INDEX_BIN,
+    PACK_JSON,
+    TILE_DTYPE,
+    TILES_BIN,
+    PackInfo,
+    encode_key,
+    key_hash,
+)
+from pipeline.tiles import measure_tiles
 from scripts.bench_common import fresh_folder, rotated
 from scripts.bench_memory import process_memory
 from scripts.bench_online import GivenClips
@@ -218,11 +228,13 @@ def _write_manifest(path: Path, num_videos: int) -> None:
 def _write_pack(folder: Path, num_videos: int, jpeg: bytes, refs: Sequence[ClipRef]) -> None:
     keys = sorted(map(_key, range(num_videos)))
     num_frames = num_videos * _FRAMES_EACH
+    tiles = np.asarray(measure_tiles(jpeg), TILE_DTYPE)
     info = PackInfo(
         dataset="scale",
         num_videos=num_videos,
         num_frames=num_frames,
         frames_bytes=num_frames * len(jpeg),
+        num_tiles=num_frames * len(tiles),
         key_bytes=sum(map(len, keys)),
         fingerprint="0" * 64,
         manifest=None,
@@ -231,11 +243,12 @@ def _write_pack(folder: Path, num_videos: int, jpeg: bytes, refs: Sequence[ClipR
     folder.mkdir()
     with (folder / INDEX_BIN).open("wb") as index:
         _write_index(index, info, keys, len(jpeg))
-    with (folder / FRAMES_BIN).open("wb") as frames:
-        frames.truncate(info.frames_bytes)
-        for ref in refs:
-            first = ref.video * _FRAMES_EACH + ref.start
-            os.pwrite(frames.fileno(), jpeg * _WINDOW.frames, first * len(jpeg))
+    for name, frame in ((FRAMES_BIN, jpeg), (TILES_BIN, tiles.tobytes())):
+        with (folder / name).open("wb") as file:
+            file.truncate(num_frames * len(frame))
+            for ref in refs:
+                first = ref.video * _FRAMES_EACH + ref.start
+                os.pwrite(file.fileno(), frame * _WINDOW.frames, first * len(frame))
     (folder / PACK_JSON).write_text(info.to_json(), encoding="utf-8")
 
 
@@ -246,6 +259,7 @@ def _write_index(index: BinaryIO, info: PackInfo, keys: list[str], frame_bytes: 
         "frame_offsets": np.arange(info.num_frames + 1) * frame_bytes,
         "times_us": np.arange(info.num_frames) % _FRAMES_EACH * 40_000,
         "first_frames": np.arange(info.num_videos + 1) * _FRAMES_EACH,
+        "first_tiles": np.arange(info.num_videos + 1) * (info.num_tiles // info.num_videos),
         "key_offsets": np.cumsum([0, *map(len, keys)]),
         "sorted_hashes": hashes[order],
         "sorted_rows": order,

@@ -130,6 +130,7 @@ def write_sparse_pack(folder: Path, num_videos: int, *, frames_each: int, frame_
         num_videos=num_videos,
         num_frames=num_frames,
         frames_bytes=num_frames * frame_bytes,
+        num_tiles=0,
         key_bytes=sum(map(len, keys)),
         fingerprint="0" * 64,
         manifest=None,
@@ -140,7 +141,9 @@ def write_sparse_pack(folder: Path, num_videos: int, *, frames_each: int, frame_
     with (folder / "index.bin").open("wb") as index:
         index.write((np.arange(num_frames + 1, dtype="<i8") * frame_bytes).tobytes())
         index.write((np.arange(num_frames, dtype="<i8") % frames_each * 40_000).tobytes())
-        _put_videos(index, _Plan(info=info, keys=keys, counts=counts, prints=np.zeros(num_videos, np.uint64)))
+        zeros = np.zeros(num_videos, np.uint64)
+        _put_videos(index, _Plan(info=info, keys=keys, counts=counts, tiles=zeros, prints=zeros))
     with (folder / "frames.bin").open("wb") as file:
         file.truncate(info.frames_bytes)
+    (folder / "tiles.bin").touch()
     (folder / "pack.json").write_text(info.to_json())

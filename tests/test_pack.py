@@ -1,6 +1,7 @@
 import json
 import multiprocessing
 import os
+import re
 import signal
 from dataclasses import replace
 from pathlib import Path
@@ -10,10 +11,12 @@ import pytest
 
 from pipeline.errors import StoreError
 from pipeline.folder import find_folders, frame_name, read_frames_json, write_frames_json
+from pipeline.jpeg import encode_jpeg
 from pipeline.online import pack as pack_module
 from pipeline.online import packfile
 from pipeline.online.pack import find_difference, write_pack
 from pipeline.online.packfile import open_pack, read_info
+from pipeline.tiles import measure_tiles
 from scripts import run
 from scripts.pack_frames import main
 from tests.folders import LENGTHS, SPEC, write_folder, write_tiny_manifest
@@ -63,7 +66,8 @@ def test_a_pack_holds_the_bytes_of_the_files_in_the_order_of_the_manifest(data, 
     assert report.written
     assert (report.info.num_videos, report.info.num_frames) == (3, 36)
     assert report.info.frames_bytes == len(expected)
-    assert sorted(path.name for path in (data / "pack").iterdir()) == ["frames.bin", "index.bin", "pack.json"]
+    files = sorted(path.name for path in (data / "pack").iterdir())
+    assert files == ["frames.bin", "index.bin", "pack.json", "tiles.bin"]
     assert hidden(data) == []
 
 
@@ -78,8 +82,33 @@ def test_the_index_says_where_each_frame_lies_and_when_it_is(data):
     assert [opened.index.row(key) for key in keys] == [0, 1, 2]
     assert [opened.index.encoded_key(row).decode() for row in range(3)] == keys
     assert opened.info.total_bytes == sum(
-        (data / "pack" / name).stat().st_size for name in ("frames.bin", "index.bin")
+        (data / "pack" / name).stat().st_size for name in ("frames.bin", "tiles.bin", "index.bin")
     )
+
+
+def test_the_pack_says_how_long_each_tile_is(data):
+    """Counted here by the markers themselves (ITU-T T.81, B.2.1)."""
+    write_pack(data / "pack", data / "frames", list(LENGTHS))
+    opened = open_pack(data / "pack")
+    found = np.frombuffer(opened.tiles, "<u2")
+    expected = []
+    for jpeg in (jpeg for key in LENGTHS for jpeg in files_of(data, key)):
+        scan_at = jpeg.index(b"\xff\xda")
+        begin = scan_at + 2 + int.from_bytes(jpeg[scan_at + 2 : scan_at + 4], "big")
+        pieces = re.split(rb"(?<=\xff[\xd0-\xd7])", jpeg[begin:])
+        expected += map(len, pieces)
+    assert found.tolist() == expected
+    counts = np.diff(opened.index.first_tiles)
+    assert (counts % list(LENGTHS.values()) == 0).all()
+    assert counts.sum() == opened.info.num_tiles == len(expected)
+
+
+def test_tiles_that_cannot_be_said_are_none():
+    noise = np.random.default_rng(1).integers(0, 256, (16, 16_000, 3), np.uint8)
+    long_tiles = encode_jpeg(noise, quality=100, restart_mcus=500)
+    assert measure_tiles(long_tiles).max() > 65_535
+    for jpeg in (long_tiles, b"no JPEG"):
+        assert pack_module._tile_row(jpeg, 2) == bytes(4)
 
 
 @pytest.mark.parametrize("everything_collides", [False, True])
@@ -308,7 +337,7 @@ def test_of_two_that_pack_at_once_one_does(data):
     assert sorted(written.get() for _ in processes) == [False, True]
 
 
-@pytest.mark.parametrize("name", ["frames.bin", "index.bin"])
+@pytest.mark.parametrize("name", ["frames.bin", "index.bin", "tiles.bin"])
 @pytest.mark.parametrize("damage", [cut, lengthen])
 def test_a_pack_whose_files_have_other_sizes_is_refused_and_made_anew(data, name, damage):
     write_pack(data / "pack", data / "frames", list(LENGTHS))
@@ -324,8 +353,8 @@ def test_a_pack_whose_files_have_other_sizes_is_refused_and_made_anew(data, name
     [
         ("{", "cannot be read"),
         ("[]", "cannot be read"),
-        ('{"format": 1}', "cannot be read"),
-        ('{"format": 2}', "has format 2, this version reads 1"),
+        ('{"format": 2}', "cannot be read"),
+        ('{"format": 1}', "has format 1, this version reads 2"),
     ],
 )
 def test_a_pack_json_that_cannot_be_used_is_refused(data, text, said):

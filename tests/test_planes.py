@@ -11,8 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pipeline import planes as planes_module
+from pipeline import tiles as tiles_module
 from pipeline.jpeg import JpegError, JpegRun, encode_jpeg
 from pipeline.planes import decode_planes
+from pipeline.tiles import measure_tiles
 
 
 def smooth(seed, height, width):
@@ -158,3 +160,43 @@ def test_threads_do_not_meet():
         for _ in range(20):
             found = pool.map(lambda clip: decode_planes(clip[0], 0, 0, 16 * clip[1], 16 * clip[1]), clips)
             assert all(np.array_equal(mine.luma, one) for mine, one in zip(found, expected, strict=True))
+
+
+def run_of(jpegs, tile_bytes):
+    return JpegRun(memoryview(b"".join(jpegs)), np.cumsum([len(jpeg) for jpeg in jpegs]).tolist(), tile_bytes)
+
+
+@pytest.mark.parametrize("box", [(0, 0, 96, 128), (20, 30, 40, 50), (64, 96, 32, 32)])
+def test_known_tiles_save_the_search_and_change_nothing(monkeypatch, box):
+    jpegs = clip_of(4, 96, 128, interval=2)
+    found = decode_planes(jpegs, *box)
+    sizes = np.stack([measure_tiles(jpeg) for jpeg in jpegs]).astype(np.uint16)
+    monkeypatch.setattr(tiles_module, "_find_stops", None)
+    known = decode_planes(run_of(jpegs, sizes), *box)
+    for mine, one in zip(known, found, strict=True):
+        np.testing.assert_array_equal(mine, one)
+
+
+@pytest.mark.parametrize("wrong", ["zero", "moved", "of another grid"])
+def test_what_is_known_wrongly_is_searched_for(wrong):
+    jpegs = clip_of(4, 96, 128, interval=2)
+    sizes = np.stack([measure_tiles(jpeg) for jpeg in jpegs]).astype(np.uint16)
+    if wrong == "zero":
+        sizes[2] = 0
+    elif wrong == "moved":
+        sizes[1, 9] += 1
+        sizes[1, 15] -= 1
+    else:
+        sizes = sizes[:, ::2]
+    for mine, one in zip(
+        decode_planes(run_of(jpegs, sizes), 20, 30, 40, 50),
+        decode_planes(jpegs, 20, 30, 40, 50),
+        strict=True,
+    ):
+        np.testing.assert_array_equal(mine, one)
+
+
+def test_tiles_of_what_has_none():
+    assert measure_tiles(encoded()) is None
+    assert measure_tiles(cut_short(clip_of(1, 96, 128, interval=2)[0])) is None
+    assert measure_tiles(b"") is None

@@ -16,10 +16,12 @@ from hypothesis import strategies as st
 
 from pipeline.errors import StoreError
 from pipeline.folder import frame_name
+from pipeline.jpeg import JpegRun
 from pipeline.online.counters import SharedCounters, StoreCounters
 from pipeline.online.pack import write_pack
 from pipeline.online.ram import copies_in_ram
 from pipeline.online.store import FolderStore, PackStore, open_store
+from pipeline.tiles import measure_tiles
 from tests.folders import (
     LENGTHS,
     file_of,
@@ -333,3 +335,9 @@ def test_a_pack_of_many_videos_costs_no_memory_and_pickles_small(tmp_path):
     assert len(pickle.dumps(store)) < 500
     with pytest.raises(StoreError, match=r"no video 'K/0050000' \(it has 50000\)"):
         store.times_us("K/0050000")
+
+
+def test_a_window_of_the_pack_knows_its_tiles(data):
+    run = PackStore(data / "pack").read("A/one", range(7, 12))
+    assert [list(row) for row in run.tile_bytes] == [list(measure_tiles(jpeg)) for jpeg in run]
+    assert not isinstance(PackStore(data / "pack").read("A/one", [7, 9]), JpegRun)

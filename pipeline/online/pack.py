@@ -25,6 +25,8 @@ from pipeline.online.packfile import (
     PACK_FILES,
     PACK_JSON,
     REPAIR,
+    TILE_DTYPE,
+    TILES_BIN,
     MappedPack,
     PackIndex,
     PackInfo,
@@ -37,6 +39,7 @@ from pipeline.online.packfile import (
     open_pack,
     read_frame_file,
 )
+from pipeline.tiles import measure_tiles, num_tiles
 
 Stage = Literal["check", "copy"]
 Progress = Callable[[Stage, int, int], None]
@@ -68,6 +71,8 @@ class _Plan:
     keys: list[str]
     counts: np.ndarray
     """int64 (V,): frames of each video."""
+    tiles: np.ndarray
+    """int64 (V,): tiles of each frame of a video."""
     prints: np.ndarray
     """uint64 (V,): fingerprint of each video's frames.json."""
 
@@ -179,7 +184,8 @@ def _other_frames(index: PackIndex, manifest: Manifest, frames_root: Path) -> st
 
 def _plan(frames_root: Path, videos: Manifest | Sequence[str], tell: Progress) -> _Plan:
     keys, expected = _asked(videos)
-    counts, prints = np.zeros(len(keys), np.int64), np.zeros(len(keys), np.uint64)
+    counts, tiles = np.zeros((2, len(keys)), np.int64)
+    prints = np.zeros(len(keys), np.uint64)
     digest, frames_bytes = hashlib.sha256(), 0
     for row, key in enumerate(keys):
         frames = _read_folder(frames_root, key)
@@ -191,6 +197,7 @@ def _plan(frames_root: Path, videos: Manifest | Sequence[str], tell: Progress) -
         one = frames_digest(key, frames)
         digest.update(one)
         counts[row], prints[row] = frames.num_frames, frames_print(one)
+        tiles[row] = num_tiles(frames.height, frames.width, frames.restart_mcus)
         frames_bytes += sum(frames.sizes)
         tell("check", row + 1, len(keys))
     manifest = videos if isinstance(videos, Manifest) else None
@@ -199,12 +206,13 @@ def _plan(frames_root: Path, videos: Manifest | Sequence[str], tell: Progress) -
         num_videos=len(keys),
         num_frames=int(counts.sum()),
         frames_bytes=frames_bytes,
+        num_tiles=int((counts * tiles).sum()),
         key_bytes=sum(len(encode_key(key)) for key in keys),
         fingerprint=digest.hexdigest(),
         manifest=manifest.fingerprint() if manifest else None,
         spec=manifest.spec if manifest else None,
     )
-    return _Plan(info=info, keys=keys, counts=counts, prints=prints)
+    return _Plan(info=info, keys=keys, counts=counts, tiles=tiles, prints=prints)
 
 
 def _asked(videos: Manifest | Sequence[str]) -> tuple[list[str], np.ndarray | None]:
@@ -295,6 +303,7 @@ def _exchange(one: Path, other: Path) -> bool:
 def _write_files(folder: Path, frames_root: Path, plan: _Plan, tell: Progress) -> None:
     with (
         (folder / FRAMES_BIN).open("wb", buffering=_BUFFER_BYTES) as jpegs,
+        (folder / TILES_BIN).open("wb") as tiles,
         (folder / INDEX_BIN).open("wb") as index,
     ):
         _put_videos(index, plan)
@@ -306,10 +315,12 @@ def _write_files(folder: Path, frames_root: Path, plan: _Plan, tell: Progress) -
             ends = offset + np.cumsum([0, *frames.sizes])
             _put(index, plan.info, "frame_offsets", first, ends)
             _put(index, plan.info, "times_us", first, np.asarray(frames.times_us))
-            _copy_frames(frames_root / key, frames, jpegs)
+            for jpeg in _read_frames(frames_root / key, frames):
+                jpegs.write(jpeg)
+                tiles.write(_tile_row(jpeg, int(plan.tiles[row])))
             first, offset = first + frames.num_frames, int(ends[-1])
             tell("copy", offset, plan.info.frames_bytes)
-        for file in (jpegs, index):
+        for file in (jpegs, tiles, index):
             file.flush()
             os.fsync(file.fileno())
     (folder / PACK_JSON).write_text(plan.info.to_json(), encoding="utf-8")
@@ -321,6 +332,7 @@ def _put_videos(index: BinaryIO, plan: _Plan) -> None:
     hashes = np.array([key_hash(key) for key in keys], dtype=np.uint64)
     order = np.argsort(hashes, kind="stable")
     _put(index, plan.info, "first_frames", 0, np.cumsum([0, *plan.counts]))
+    _put(index, plan.info, "first_tiles", 0, np.cumsum([0, *(plan.counts * plan.tiles)]))
     _put(index, plan.info, "key_offsets", 0, np.cumsum([0, *map(len, keys)]))
     _put(index, plan.info, "sorted_hashes", 0, hashes[order])
     _put(index, plan.info, "sorted_rows", 0, order)
@@ -335,7 +347,7 @@ def _put(index: BinaryIO, info: PackInfo, name: str, first: int, values: np.ndar
     index.write(values.astype(dtype).tobytes())
 
 
-def _copy_frames(folder: Path, frames: FrameFolder, jpegs: BinaryIO) -> None:
+def _read_frames(folder: Path, frames: FrameFolder) -> Iterator[bytes]:
     paths = [f"{folder}/{name}" for name in frames.frame_names()]
     for at, (path, size, crc32) in enumerate(zip(paths, frames.sizes, frames.crc32, strict=True)):
         if at % _FILES_AHEAD == 0:
@@ -344,4 +356,12 @@ def _copy_frames(folder: Path, frames: FrameFolder, jpegs: BinaryIO) -> None:
         data = read_frame_file(path, size)
         if zlib.crc32(data) != crc32:
             raise StoreError(f"{path} is damaged (CRC-32 differs from frames.json): {REPAIR}")
-        jpegs.write(data)
+        yield data
+
+
+def _tile_row(jpeg: bytes, tiles: int) -> bytes:
+    """What tiles.bin says of a frame."""
+    found = measure_tiles(jpeg)
+    if found is None or len(found) != tiles or found.max() > np.iinfo(TILE_DTYPE).max:
+        found = np.zeros(tiles)
+    return found.astype(TILE_DTYPE).tobytes()

@@ -1,9 +1,11 @@
 """The pack: all JPEGs of a dataset in one file, with an index that is mapped, not loaded.
 
-A pack is a folder of three files that appears whole and never changes:
+A pack is a folder of four files that appears whole and never changes:
 
     frames.bin   the JPEGs in the order of the manifest, those of a video one after the other,
                  so that a window of frames is one contiguous read
+    tiles.bin    how long each tile of each JPEG is: uint16, with its marker; so a crop is cut out without
+                 a search for markers, 8 % of the time of a clip
     index.bin    little-endian arrays, one after the other: `PackIndex`
     pack.json    format, counts and the fingerprint of what it was built from: `PackInfo`
 """
@@ -23,13 +25,17 @@ import numpy as np
 from pipeline.errors import StoreError
 from pipeline.folder import FrameFolder
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 """Goes up when a reader of the old format would misunderstand the new one."""
 
 FRAMES_BIN = "frames.bin"
+TILES_BIN = "tiles.bin"
 INDEX_BIN = "index.bin"
 PACK_JSON = "pack.json"
-PACK_FILES = (FRAMES_BIN, INDEX_BIN, PACK_JSON)
+PACK_FILES = (FRAMES_BIN, TILES_BIN, INDEX_BIN, PACK_JSON)
+
+TILE_DTYPE = np.dtype("<u2")
+"""Of tiles.bin; all 0 for a frame that has a longer tile, whose markers are then searched for."""
 
 _COPY_BYTES = 16 << 20
 
@@ -43,6 +49,8 @@ class PackIndex(NamedTuple):
     """int64 (N,): whole microseconds since the first frame of the video."""
     first_frames: np.ndarray
     """int64 (V + 1,): number of each video's first frame in the two above; the last is N."""
+    first_tiles: np.ndarray
+    """int64 (V + 1,): number of each video's first tile in tiles.bin; its frames have equally many."""
     key_offsets: np.ndarray
     """int64 (V + 1,): where each video's key begins in `keys`."""
     sorted_hashes: np.ndarray
@@ -82,6 +90,8 @@ class PackInfo:
     num_frames: int
     frames_bytes: int
     """Size of frames.bin."""
+    num_tiles: int
+    """Of all frames together."""
     key_bytes: int
     """Bytes of all keys in UTF-8."""
     fingerprint: str
@@ -94,7 +104,7 @@ class PackInfo:
     def sections(self) -> dict[str, tuple[str, int, int]]:
         """Each array of index.bin by its name: dtype, offset in bytes, number of items."""
         frames, videos = self.num_frames, self.num_videos
-        kinds = [("<i8", frames + 1), ("<i8", frames), ("<i8", videos + 1), ("<i8", videos + 1)]
+        kinds = [("<i8", frames + 1), ("<i8", frames), *[("<i8", videos + 1)] * 3]
         kinds += [("<u8", videos), ("<i8", videos), ("<u8", videos), ("<u1", self.key_bytes)]
         found, offset = {}, 0
         for name, (dtype, count) in zip(PackIndex._fields, kinds, strict=True):
@@ -111,7 +121,12 @@ class PackInfo:
     @property
     def total_bytes(self) -> int:
         """What the pack takes, on disk or in RAM; pack.json aside, which is a few hundred bytes."""
-        return self.frames_bytes + self.index_bytes
+        return self.frames_bytes + self.tiles_bytes + self.index_bytes
+
+    @property
+    def tiles_bytes(self) -> int:
+        """Size of tiles.bin."""
+        return TILE_DTYPE.itemsize * self.num_tiles
 
     def to_json(self) -> str:
         """The text of pack.json."""
@@ -126,6 +141,8 @@ class MappedPack:
     index: PackIndex
     frames: mmap.mmap
     """frames.bin, not to be written to."""
+    tiles: mmap.mmap | None
+    """tiles.bin; None where it is empty."""
     is_own: bool
     """Whether this user owns frames.bin or may write it."""
 
@@ -144,9 +161,10 @@ def open_pack(folder: Path) -> MappedPack:
             info = _parse_info(folder, _read_at(at, PACK_JSON))
             index = map_index(info, _map_at(folder, at, INDEX_BIN, info.index_bytes))
             frames = _map_at(folder, at, FRAMES_BIN, info.frames_bytes)
+            tiles = _map_at(folder, at, TILES_BIN, info.tiles_bytes) if info.num_tiles else None
             owner = os.stat(FRAMES_BIN, dir_fd=at).st_uid
             is_own = owner == os.geteuid() or os.access(FRAMES_BIN, os.W_OK, dir_fd=at)
-            return MappedPack(info, index, frames, is_own)
+            return MappedPack(info, index, frames, tiles, is_own)
         except FileNotFoundError as error:
             missing = error
         finally:

@@ -30,19 +30,23 @@ class MappedPages:
     (MADV_WILLNEED) and with that guess turned off (MADV_RANDOM) it takes 100 us and reads 91 kB.
     """
 
-    def __init__(self, mapping: mmap.mmap, *, is_own: bool) -> None:
+    def __init__(self, mapping: mmap.mmap, *, is_own: bool, is_memory: bool = False) -> None:
         """`is_own`: whether this user owns the file or may write it; only then does the system
-        tell which of its pages are in memory."""
+        tell which of its pages are in memory. `is_memory`: whether it lies in a file system that is all
+        memory, where there is nothing to ask for."""
         self.bytes = memoryview(mapping)
         self._address: int = np.frombuffer(mapping, dtype=np.uint8).ctypes.data
-        self._is_own = is_own
+        self._is_own, self._is_memory = is_own, is_memory
         mapping.madvise(mmap.MADV_RANDOM)
 
     def fetch(self, extents: Sequence[Extent]) -> tuple[int, int]:
         """Ask for what is not in memory, without waiting; (extents looked up, of these in memory).
 
-        Costs 7 us where all is in memory. (0, 0) where the system does not tell.
+        (0, 0) where the system does not tell. Costs 40 us where all is in memory, which is the system's time
+        for looking up 62 pages.
         """
+        if self._is_memory:
+            return len(extents), len(extents)
         resident = 0
         for run in _runs(extents):
             first, end = run[0][0] // mmap.PAGESIZE, -(-max(end for _, end in run) // mmap.PAGESIZE)

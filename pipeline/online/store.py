@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, Protocol, Self
+from typing import Any, Literal, NamedTuple, Protocol, Self, cast
 
 import numpy as np
 
@@ -18,6 +18,7 @@ from pipeline.manifest import Manifest
 from pipeline.online.counters import SharedCounters, StoreCounters
 from pipeline.online.pack import find_difference
 from pipeline.online.packfile import (
+    TILE_DTYPE,
     MappedPack,
     PackInfo,
     advice,
@@ -156,26 +157,30 @@ class PackStore:
         memory is asked for in one request a window; touching the bytes waits for it.
         """
         opened = self._open()
-        extents = self._extents(opened, video, indices)
+        row = self._row(opened, video)
+        numbers, extents = self._extents(opened, row, video, indices)
         watched, resident = opened.pages.fetch(extents)
         self._counters.add(
             StoreCounters(1, len(extents), sum(end - start for start, end in extents), watched, resident)
         )
         if all(end == start for (_, end), (start, _) in pairwise(extents)) and extents:
             first, last = extents[0][0], extents[-1][1]
-            return JpegRun(opened.pages.bytes[first:last], [end - first for _, end in extents])
+            tile_bytes = opened.tile_bytes(row, int(numbers[0]), len(numbers))
+            ends = [end - first for _, end in extents]
+            return JpegRun(opened.pages.bytes[first:last], ends, tile_bytes)
         return [opened.pages.bytes[start:end] for start, end in extents]
 
     def read_ahead(self, video: str, indices: Indices) -> None:
         """Ask the system to fetch frames that `read` will want soon; does not wait for them."""
         opened = self._open()
-        opened.pages.fetch(self._extents(opened, video, indices))
+        _, extents = self._extents(opened, self._row(opened, video), video, indices)
+        opened.pages.fetch(extents)
 
     def times_us(self, video: str) -> np.ndarray:
         """int64 (num_frames,): whole microseconds since the first frame; a view, not to be written to."""
         opened = self._open()
-        first, end = self._frames_of(opened, video)
-        return opened.pack.index.times_us[first:end]
+        index, row = opened.pack.index, self._row(opened, video)
+        return index.times_us[index.first_frames[row] : index.first_frames[row + 1]]
 
     def counters(self) -> StoreCounters:
         """What was read so far, by all processes together, and how much of it was in memory before."""
@@ -210,8 +215,8 @@ class PackStore:
             self._opened = opened
         return opened
 
-    def _frames_of(self, opened: "_Opened", video: str) -> tuple[int, int]:
-        """Numbers, in the pack, of a video's first frame and of the one after its last."""
+    def _row(self, opened: "_Opened", video: str) -> int:
+        """The number of a video in the pack."""
         index = opened.pack.index
         row = index.row(video)
         if row is None:
@@ -219,14 +224,18 @@ class PackStore:
                 f"pack {self._path} has no video {video!r} (it has {len(index.prints)}): "
                 f"{advice(self._path)} if it was added later"
             )
-        return int(index.first_frames[row]), int(index.first_frames[row + 1])
+        return row
 
-    def _extents(self, opened: "_Opened", video: str, indices: Indices) -> list[Extent]:
-        first, end = self._frames_of(opened, video)
-        numbers = checked_indices(indices, end - first, f"pack {self._path}: video {video!r}")
-        offsets = opened.pack.index.frame_offsets
-        places = np.asarray(numbers, dtype=np.int64) + first
-        return list(zip(offsets[places].tolist(), offsets[places + 1].tolist(), strict=True))
+    def _extents(
+        self, opened: "_Opened", row: int, video: str, indices: Indices
+    ) -> tuple[np.ndarray, list[Extent]]:
+        """Frames as int64 (T,), and where their bytes are."""
+        index = opened.pack.index
+        first, end = int(index.first_frames[row]), int(index.first_frames[row + 1])
+        checked = checked_indices(indices, end - first, f"pack {self._path}: video {video!r}")
+        numbers = np.asarray(checked, dtype=np.int64)
+        begins, ends = index.frame_offsets[numbers + first], index.frame_offsets[numbers + (first + 1)]
+        return numbers, list(zip(begins.tolist(), ends.tolist(), strict=True))
 
 
 class _Opened(NamedTuple):
@@ -234,11 +243,29 @@ class _Opened(NamedTuple):
 
     pack: MappedPack
     pages: MappedPages
+    tile_pages: MappedPages | None
+    """Of tiles.bin."""
 
     @classmethod
     def at(cls, path: Path) -> "_Opened":
-        pack = open_pack(path)
-        return cls(pack, MappedPages(pack.frames, is_own=pack.is_own))
+        pack, is_memory = open_pack(path), path.is_relative_to(RAM_ROOT)
+        frames, tiles = (
+            None if file is None else MappedPages(file, is_own=pack.is_own, is_memory=is_memory)
+            for file in (pack.frames, pack.tiles)
+        )
+        return cls(pack, cast(MappedPages, frames), tiles)
+
+    def tile_bytes(self, row: int, first: int, count: int) -> np.ndarray | None:
+        """uint16 (count, tiles): what tiles.bin says of frames of a video that follow each other."""
+        if self.tile_pages is None:
+            return None
+        index = self.pack.index
+        tiles_at, tiles_end = int(index.first_tiles[row]), int(index.first_tiles[row + 1])
+        each = (tiles_end - tiles_at) // int(index.first_frames[row + 1] - index.first_frames[row])
+        begin, size = tiles_at + first * each, TILE_DTYPE.itemsize
+        self.tile_pages.fetch([(begin * size, (begin + count * each) * size)])
+        found = np.frombuffer(self.tile_pages.bytes, TILE_DTYPE, count * each, begin * size)
+        return found.reshape(count, each)
 
 
 @dataclass(frozen=True, slots=True)
