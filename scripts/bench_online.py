@@ -9,10 +9,10 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from multiprocessing import forkserver, get_context
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import psutil
@@ -77,6 +77,8 @@ class Contender:
     """One epoch; workers stay from one to the next."""
     pixels: Callable[[Any], np.ndarray] | None
     """A batch as uint8 (B, T, H, W, 3)."""
+    reference: Callable[[], np.ndarray] | None = None
+    """What the first batches should be: uint8 (N, T, H, W, 3); None: what torchvision makes of the plan."""
 
 
 class GivenClips(Sampler[ClipRef]):
@@ -151,7 +153,7 @@ def _all_contenders(
     plan = make_plan(native, refs, bench, folder)
     contenders = own_contenders(native, refs, bench)
     if small is not None:
-        contenders += small_contenders(small, refs, bench)
+        contenders += small_contenders(small, refs, bench, folder)
     absent: dict[str, str] = {}
     for peer in FRAME_PEERS + VIDEO_PEERS:
         reason = why_absent(peer)
@@ -241,14 +243,30 @@ def own_contenders(stored: Stored, refs: Sequence[ClipRef], bench: OnlineBench) 
     return contenders
 
 
-def small_contenders(stored: Stored, refs: Sequence[ClipRef], bench: OnlineBench) -> list[Contender]:
-    """This loader on frames that were stored smaller; boxes are the same shares of the frame."""
+def small_contenders(
+    stored: Stored, refs: Sequence[ClipRef], bench: OnlineBench, folder: Path
+) -> list[Contender]:
+    """This loader on frames that were stored smaller; boxes are the same shares of the frame.
+
+    To whole pairs of pixels, of which there are fewer: so they are held against what torchvision makes of
+    the same boxes in the same small frames.
+    """
     loader = own_loader(stored, stored.store, refs, bench)
     name = small_name(bench)
+    first = refs[: _COMPARED_BATCHES * bench.batch_size]
+    reference = cache(lambda: torchvision_clips(make_plan(stored, first, bench, folder / "small")))
     return [
-        Contender(name, lambda: loader, _own_pixels),
-        Contender(f"{name}_float", lambda: prefetch(loader, "cpu"), _float_pixels),
+        Contender(name, lambda: loader, _own_pixels, reference),
+        Contender(f"{name}_float", lambda: prefetch(loader, "cpu"), _float_pixels, reference),
     ]
+
+
+def torchvision_clips(plan: Plan) -> np.ndarray:
+    """All clips of a plan as torchvision makes them: uint8 (N, T, H, W, 3)."""
+    peer = next(peer for peer in FRAME_PEERS if peer.name == "torchvision")
+    dataset = peer.make(plan)
+    made = peer.collate(plan)([dataset[place] for place in range(len(plan.clips))])
+    return cast(Callable[[Any], np.ndarray], peer.pixels)(made)
 
 
 def own_loader(
@@ -311,7 +329,11 @@ def warm_up(contenders: Sequence[Contender], on_case: Callable[[str], None]) -> 
                 first.append(contender.pixels(batch).copy())
         if first:
             seen[contender.name] = np.concatenate(first)
-    likeness = {name: compare(made, seen["torchvision"]) for name, made in seen.items()}
+    references = {each.name: each.reference for each in contenders}
+    likeness = {}
+    for name, made in seen.items():
+        reference = references[name]
+        likeness[name] = compare(made, seen["torchvision"] if reference is None else reference())
     from_videos = {peer.name for peer in VIDEO_PEERS}
     for name, found in likeness.items():
         if name not in from_videos and (
