@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, Protocol, Self, cast
+from typing import Any, Literal, Protocol, Self, cast
 
 import numpy as np
 
@@ -217,6 +217,9 @@ class PackStore:
 
     def _row(self, opened: "_Opened", video: str) -> int:
         """The number of a video in the pack."""
+        recent_video, recent_row = opened.recent
+        if video == recent_video:  # who asks for its times asks for its frames next
+            return recent_row
         index = opened.pack.index
         row = index.row(video)
         if row is None:
@@ -224,6 +227,7 @@ class PackStore:
                 f"pack {self._path} has no video {video!r} (it has {len(index.prints)}): "
                 f"{advice(self._path)} if it was added later"
             )
+        opened.recent = video, row
         return row
 
     def _extents(
@@ -238,13 +242,16 @@ class PackStore:
         return numbers, list(zip(begins.tolist(), ends.tolist(), strict=True))
 
 
-class _Opened(NamedTuple):
+@dataclass(slots=True)
+class _Opened:
     """What a process holds of a pack while it reads from it."""
 
     pack: MappedPack
     pages: MappedPages
     tile_pages: MappedPages | None
     """Of tiles.bin."""
+    recent: tuple[str | None, int] = None, 0
+    """The video that was looked up last, and its row."""
 
     @classmethod
     def at(cls, path: Path) -> "_Opened":
