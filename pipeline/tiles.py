@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
-from itertools import pairwise
+from itertools import chain, pairwise
 from typing import NamedTuple, TypeAlias, cast
 
 import numpy as np
@@ -230,7 +230,7 @@ def join_tiles(jpegs: Sequence[Data], cut: Cut, *, stacked: bool = False) -> lis
     for frame in range(len(jpegs)):
         if frame == 0 or not stacked:
             pieces.append(head)
-        pieces += tiles.runs[frame * len(rows) : (frame + 1) * len(rows)]
+        pieces += tiles.runs[frame]
     parts = bytearray().join(pieces)
     heads = 1 if stacked else np.arange(1, len(jpegs) + 1)[:, None]
     run_ends = np.cumsum(tiles.run_bytes).reshape(tiles.run_bytes.shape) + len(head) * heads
@@ -255,7 +255,7 @@ def stack_tiles(
     height = len(jpegs) * len(cut.rows) * cut.layout.tile_height
     tiles = _asked_tiles(jpegs, cut)
     head = _resized_header(header, size_at, height, cut.width)
-    parts = bytearray().join([head, *tiles.runs, bytes(padding)])
+    parts = bytearray().join([head, *chain.from_iterable(tiles.runs), bytes(padding)])
     # The last tile of a frame ends with an end of image, in place of which the next frame is to follow.
     ends = len(header) + np.cumsum(tiles.run_bytes.sum(1))
     codes = np.frombuffer(parts, np.uint8)
@@ -271,8 +271,8 @@ def _resized_header(header: bytes, size_at: int, height: int, width: int) -> byt
 class _Tiles(NamedTuple):
     """Where a cut's tiles lie, and their bytes: those of a row lie side by side, and are one run."""
 
-    runs: list[memoryview]
-    """Frame by frame, row by row, each with the marker behind its last tile."""
+    runs: list[list[memoryview]]
+    """Of each frame, each with the marker behind its last tile; whole rows are one run."""
     run_bytes: np.ndarray
     """int64 (T, R)."""
     stops: np.ndarray
@@ -315,8 +315,13 @@ def _asked_tiles(jpegs: Sequence[Data], cut: Cut) -> _Tiles:
     starts = np.hstack((begins[:, None], stops[:, :-1]))
     run_starts = starts[:, cut.layout.columns * np.arange(cut.rows.start, cut.rows.stop) + cut.columns.start]
     view = memoryview(source)
-    spans = zip(run_starts.ravel().tolist(), run_stops.ravel().tolist(), strict=True)
-    return _Tiles([view[start:stop] for start, stop in spans], run_stops - run_starts, stops)
+    is_whole_rows = len(cut.columns) == cut.layout.columns
+    firsts, lasts = (run_starts[:, :1], run_stops[:, -1:]) if is_whole_rows else (run_starts, run_stops)
+    runs = [
+        [view[start:stop] for start, stop in zip(*spans, strict=True)]
+        for spans in zip(firsts.tolist(), lasts.tolist(), strict=True)
+    ]
+    return _Tiles(runs, run_stops - run_starts, stops)
 
 
 def _run_ends(cut: Cut) -> tuple[slice, np.ndarray]:

@@ -21,9 +21,13 @@ from PIL import Image
 from torchvision.io import ImageReadMode
 from torchvision.io import decode_jpeg as torchvision_decode_jpeg
 
-from pipeline.jpeg import Regions, crop_jpegs, decode_jpeg, decode_jpegs, encode_jpeg
+from pipeline.errors import PipelineError
+from pipeline.jpeg import Regions, crop_jpegs, decode_jpeg, decode_jpegs, encode_jpeg, jpeg_size
 from pipeline.online import AugmentSpec, ClipDataset, ClipRef, WindowSpec
 from pipeline.online.augment import DrawnAugment, apply_augment, draw_augment
+from pipeline.online.planar import apply_to_planes
+from pipeline.online.resample import resample
+from pipeline.planes import Planes, decode_planes
 from scripts.bench_clips import Stored, store_clips
 from scripts.bench_common import fresh_folder, rotated
 from scripts.bench_online import draw_refs
@@ -70,6 +74,8 @@ class _Clip:
     part: Regions
     pixels: np.ndarray
     """uint8 (T, H, W, 3): the part, decoded."""
+    planes: Planes
+    """The part once more, as planes of luma and chroma."""
     other_parts: Mapping[str, Regions]
     """The same part of frames that have a marker elsewhere, by the interval in words."""
 
@@ -118,7 +124,10 @@ def _prepare(stored: Stored, ref: ClipRef) -> _Clip:
     part = crop_jpegs(jpegs, *drawn.box)
     pixels = np.empty((len(jpegs), part.height, part.width, 3), np.uint8)
     decode_jpegs(part.jpegs, pixels)
-    return _Clip(ref, jpegs, drawn, part, pixels, _other_parts(jpegs, drawn))
+    planes = decode_planes(jpegs, *drawn.box)
+    if planes is None:
+        raise PipelineError(f"{record.frames}: frames without tiles; leave it out of --videos")
+    return _Clip(ref, jpegs, drawn, part, pixels, planes, _other_parts(jpegs, drawn))
 
 
 def _other_parts(jpegs: Sequence[Any], drawn: DrawnAugment) -> dict[str, Regions]:
@@ -149,16 +158,20 @@ def _variants(stored: Stored, made: Sequence[_Clip]) -> dict[str, dict[str, Vari
             "torchvision": _decode_with_torchvision,
             "OpenCV": _decode_with_opencv,
             "Pillow": _decode_with_pillow,
+            "FFmpeg, to planes": _decode_to_planes,
         },
         "what the crop needs": {
             "whole frames, decoded": lambda clip: _decode_each(clip, memory),
             "cut out of the bytes": lambda clip: crop_jpegs(clip.jpegs, *clip.drawn.box),
             **{f"decoded, {name}": variant for name, variant in intervals.items()},
+            "cut out and decoded to planes": lambda clip: decode_planes(clip.jpegs, *clip.drawn.box),
         },
         "to the clip's size": {
             "antialiased, a clip at once": lambda clip: apply_augment(clip.pixels, clip.inside, out),
             "antialiased, frame by frame": lambda clip: _resize_each(clip, out),
             "not antialiased (OpenCV)": lambda clip: _resize_plain(clip, out),
+            "planes, four frames as channels": lambda clip: apply_to_planes(clip.planes, clip.drawn, out),
+            "planes, each by itself, no colours": _resize_single_planes,
         },
         "decoded and resized": {
             "all frames, then all frames": lambda clip: _in_groups(clip, memory, out, _FRAMES),
@@ -177,6 +190,7 @@ def _variants(stored: Stored, made: Sequence[_Clip]) -> dict[str, dict[str, Vari
 
 _SPECS = {
     "as it comes": _SPEC,
+    'resize_in="rgb"': AugmentSpec(size_px=_SIZE_PX, flip_p=0.0, resize_in="rgb"),
     "reduce=True": AugmentSpec(size_px=_SIZE_PX, flip_p=0.0, reduce=True),
     "antialias=False": AugmentSpec(size_px=_SIZE_PX, flip_p=0.0, antialias=False),
 }
@@ -207,6 +221,11 @@ def _decode_with_pillow(clip: _Clip) -> None:
         Image.open(io.BytesIO(jpeg)).convert("RGB")
 
 
+def _decode_to_planes(clip: _Clip) -> None:
+    height, width = jpeg_size(clip.jpegs[0])
+    decode_planes(clip.jpegs, 0, 0, height, width)
+
+
 def _decode_part_of(memory: np.ndarray, name: str, clip: _Clip) -> None:
     part = clip.other_parts[name]
     decode_jpegs(part.jpegs, _shaped(memory, len(part.jpegs), part))
@@ -224,6 +243,15 @@ def _resize_each(clip: _Clip, out: np.ndarray) -> None:
 
 def _resize_plain(clip: _Clip, out: np.ndarray) -> None:
     apply_augment(clip.pixels, clip.inside._replace(antialias=False), out)
+
+
+def _resize_single_planes(clip: _Clip) -> None:
+    y, x = clip.drawn.shifted(clip.planes.top, clip.planes.left)[:2]
+    for plane, (down, across) in zip(clip.planes[:3], ((y, x), *[(y.halved(), x.halved())] * 2), strict=True):
+        rows, columns = slice(down.start, down.start + down.length), slice(across.start, None)
+        source = np.ascontiguousarray(plane[:, rows, columns][:, :, : across.length, None])
+        made = np.empty((len(source), down.grid, across.grid, 1), np.uint8)
+        resample(source, down, across, made, antialias=True)
 
 
 def _in_groups(clip: _Clip, memory: np.ndarray, out: np.ndarray, size: int) -> None:

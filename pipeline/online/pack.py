@@ -1,4 +1,4 @@
-"""Writing a pack: from the folders of a manifest to three files that appear at once."""
+"""Writing a pack: from the folders of a manifest to four files that appear at once."""
 
 import ctypes
 import errno

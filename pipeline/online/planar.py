@@ -49,12 +49,12 @@ def apply_to_planes(planes: Planes, drawn: DrawnAugment, out: Frames | None = No
     count, size = len(planes.luma), (len(planes.luma), *drawn.size_hw)
     groups = -(-count // _FRAMES)
     made = _SCRATCH.made.take((3, groups * _FRAMES, *drawn.size_hw))
-    luma = _resampled([planes.luma], y, x, drawn.antialias)
+    (luma,) = _resampled([planes.luma], y, x, drawn.antialias)
     _take_apart(luma, made[0])
     # OpenCV's order, in which red comes first.
-    chroma = _resampled([planes.red, planes.blue], y.halved(), x.halved(), drawn.antialias)
-    _take_apart(chroma[:groups], made[1])
-    _take_apart(chroma[groups:], made[2])
+    red, blue = _resampled([planes.red, planes.blue], y.halved(), x.halved(), drawn.antialias)
+    _take_apart(red, made[1])
+    _take_apart(blue, made[2])
 
     out = np.empty((*size, 3), np.uint8) if out is None else out
     colours = _SCRATCH.mirrored.take((*size, 3)) if drawn.flip else out
@@ -68,24 +68,29 @@ def apply_to_planes(planes: Planes, drawn: DrawnAugment, out: Frames | None = No
 
 
 def _resampled(planes: Sequence[np.ndarray], y: Axis, x: Axis, antialias: bool) -> Frames:
-    """Planes (T, H, W) of one size, cut and resampled: (planes x groups, y.out, x.out, 4)."""
+    """Planes (T, H, W) of one size, cut and resampled: (planes, groups, y.out, x.out, 4).
+
+    Of G groups, group g has the frames g, G + g, 2 G + g and 3 G + g: so each channel of all of them is one
+    stretch of frames.
+    """
     groups = -(-len(planes[0]) // _FRAMES)
     # OpenCV puts planes together in a tenth of the time where their rows follow each other.
-    cut = _SCRATCH.cut.take((len(planes), groups * _FRAMES, y.length, x.length))
-    for plane, place in zip(planes, cut, strict=True):
-        box = plane[:, y.start : y.start + y.length, x.start : x.start + x.length]
-        np.copyto(place[: len(plane)], box)
-    source = _SCRATCH.source.take((len(planes) * groups, y.length, x.length, _FRAMES))
-    for four, together in zip(cut.reshape(-1, _FRAMES, y.length, x.length), source, strict=True):
-        cv2.merge(list(four), dst=together)
-    grid = _SCRATCH.grid.take((len(source), y.grid, x.grid, _FRAMES))
-    return resample(source, y, x, grid, antialias=antialias)
+    cut = _SCRATCH.cut.take((_FRAMES * groups, y.length, x.length))
+    source = _SCRATCH.source.take((len(planes), groups, y.length, x.length, _FRAMES))
+    for plane, together in zip(planes, source, strict=True):
+        np.copyto(cut[: len(plane)], plane[:, y.start : y.start + y.length, x.start : x.start + x.length])
+        channels = cut.reshape(_FRAMES, groups * y.length, x.length)
+        cv2.merge(list(channels), dst=together.reshape(*channels.shape[1:], _FRAMES))
+    grid = _SCRATCH.grid.take((len(planes) * groups, y.grid, x.grid, _FRAMES))
+    made = resample(source.reshape(-1, *source.shape[2:]), y, x, grid, antialias=antialias)
+    return made.reshape(len(planes), groups, *made.shape[1:])
 
 
 def _take_apart(groups: Frames, planes: Frames) -> None:
-    """(G, H, W, 4) to (4 G, H, W)."""
-    for group, four in zip(groups, planes.reshape(len(groups), _FRAMES, *planes.shape[1:]), strict=True):
-        cv2.split(np.ascontiguousarray(group), list(four))
+    """(G, H, W, 4) to (4 G, H, W), in the order of the frames."""
+    count, height, width, _ = groups.shape
+    together = np.ascontiguousarray(groups).reshape(count * height, width, _FRAMES)
+    cv2.split(together, list(planes.reshape(_FRAMES, count * height, width)))
 
 
 class _Scratch(threading.local):
