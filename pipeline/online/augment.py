@@ -5,7 +5,8 @@ augmented apart. A draw says what part of the source it needs before anything is
 
     spec, seed, frame size -> draw_augment -> DrawnAugment -> apply_augment (into the batch)
 
-Resizing agrees with torchvision's v2 `resized_crop(..., antialias=True)` on the same box.
+Resizing agrees with torchvision's v2 `resized_crop(..., antialias=True)` on the same box. Planes have
+`pipeline.online.planar` in place of `apply_augment`.
 """
 
 import difflib

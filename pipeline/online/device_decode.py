@@ -61,9 +61,10 @@ class DecodedBatches:
         for batch in prefetch(DecodedBatches(loader, device), device): ...
 
     Frames are uint8 (B, T, H, W, 3) on the device, cut and mirrored as `ClipDataset` has it for the same
-    refs; all else is where the loader left it. On the CPU pixels differ by rounding alone: 0.13 levels on the
-    average, one at most (16 clips of UCF101, to 112 px). On CUDA nvJPEG repeats chroma (4:2:0) where libjpeg
-    interpolates it, which shows where colours meet; the tests marked `gpu` allow 3 levels on the average.
+    refs; all else is where the loader left it. Always resized in RGB: on the CPU pixels differ from those of
+    `AugmentSpec(resize_in="rgb")` by rounding alone, 0.13 levels on the average, one at most (16 clips of
+    UCF101, to 112 px). On CUDA nvJPEG repeats chroma (4:2:0) where libjpeg interpolates it, which shows where
+    colours meet; the tests marked `gpu` allow 3 levels on the average.
 
     decode  `decode_by_torchvision` or `decode_by_torchcodec`; None: the first that is installed
     limits  how much is decoded at the same time
