@@ -200,6 +200,7 @@ def run_bench(folder: Path, clips: list[Path], *options: str) -> dict:
 
 
 @pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:The image decoding:DeprecationWarning")  # of torchvision's own function
 def test_a_run_measures_this_loader_and_all_that_is_installed(tmp_path, clips, capsys):
     options = ("--clips-per-round", "4", "--batch-size", "2", "--workers", "1", "--clip-frames", "4")
     report = run_bench(tmp_path, clips, "online", *options, "--size-px", "16", "--short-side-px", "32")
