@@ -8,16 +8,13 @@ import cv2
 import numpy as np
 import simplejpeg
 
-from pipeline.tiles import Data, join_tiles, plan_cut
+from pipeline.tiles import MAX_PX, Data, join_tiles, plan_cut
 from pipeline.tiles import JpegError as JpegError
 from pipeline.tiles import JpegRun as JpegRun
 from pipeline.tiles import jpeg_size as jpeg_size
 
 _MCU_PX = 16
 """Side of the square of pixels that one MCU covers with 4:2:0 subsampling (ITU-T T.81, A.2)."""
-
-_MAX_PX = 65_500
-"""The most pixels a side that libjpeg takes."""
 
 
 def restart_mcus(width_px: int) -> int:
@@ -43,7 +40,7 @@ def encode_jpeg(bgr: np.ndarray, *, quality: int, restart_mcus: int) -> bytes:
 
     Raises ValueError where the picture is too large for a JPEG (65,500 pixels a side).
     """
-    if max(bgr.shape[:2]) > _MAX_PX:
+    if max(bgr.shape[:2]) > MAX_PX:
         raise ValueError(f"{bgr.shape[1]}x{bgr.shape[0]} is more than a JPEG can hold: use a short side")
     _, data = cv2.imencode(
         ".jpg",
@@ -117,7 +114,7 @@ def decode_crop(
     cut = plan_cut(jpegs, top, left, height, width)
     shape = len(jpegs), -(-cut.height // reduce), -(-cut.width // reduce), 3
     pixels = memory(math.prod(shape)).reshape(shape)
-    if cut.stands_apart and len(jpegs) * cut.height <= _MAX_PX:
+    if cut.stands_apart and len(jpegs) * cut.height <= MAX_PX:
         try:
             decode_jpeg(join_tiles(jpegs, cut, stacked=True)[0], pixels, reduce=reduce)
             return Cropped(pixels, cut.top, cut.left)

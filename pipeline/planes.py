@@ -12,10 +12,8 @@ from typing import Any, NamedTuple, cast
 import av
 import numpy as np
 
-from pipeline.tiles import Cut, Data, JpegError, plan_cut, read_layout, segments, stack_tiles
+from pipeline.tiles import MAX_PX, Cut, Data, JpegError, plan_cut, read_layout, segments, stack_tiles
 
-_MAX_ROWS = 65_500
-"""Of one JPEG, as libjpeg has it; the format itself ends at 65,535."""
 _MAX_STACK_PX = 1 << 26
 """Pixels that are decoded in one call: FFmpeg refuses pictures of more than about four times as many."""
 _PADDING_BYTES = 64
@@ -57,9 +55,9 @@ def decode_planes(jpegs: Sequence[Data], top: int, left: int, height: int, width
     cut = plan_cut(jpegs, top, left, height, width, margin=0)
     header = _bare_header(cut.header)
     rows = len(cut.rows) * cut.layout.tile_height
-    if header is None or not cut.columns or rows > _MAX_ROWS or rows * cut.width > _MAX_STACK_PX:
+    if header is None or not cut.columns or rows > MAX_PX or rows * cut.width > _MAX_STACK_PX:
         return None
-    at_once = min(_MAX_ROWS // rows, _MAX_STACK_PX // (rows * cut.width))
+    at_once = min(MAX_PX // rows, _MAX_STACK_PX // (rows * cut.width))
     if at_once >= len(jpegs):
         planes = _decode_stack(jpegs, cut, header, rows)
     else:

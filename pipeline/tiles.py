@@ -9,6 +9,9 @@ import numpy as np
 
 Data: TypeAlias = bytes | memoryview
 
+MAX_PX = 65_500
+"""The most pixels a side that libjpeg takes; the format itself ends at 65,535."""
+
 
 class JpegError(ValueError):
     """Bytes that are no JPEG, or a damaged one; `place` says which of several."""

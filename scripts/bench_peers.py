@@ -334,7 +334,7 @@ FRAME_PEERS = (
     ),
     Peer(
         name="ceiling",
-        what="the same JPEGs decoded whole, each once, by the decoder that is used here, and nothing else",
+        what="the same JPEGs decoded whole to RGB, each once, by simplejpeg, and nothing else",
         make=WholeFrames,
         pixels=None,
     ),

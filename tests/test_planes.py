@@ -93,11 +93,11 @@ def test_a_run_of_bytes_is_taken_where_it_lies():
             np.testing.assert_array_equal(mine, expected)
 
 
-@pytest.mark.parametrize("limit", ["_MAX_ROWS", "_MAX_STACK_PX"])
+@pytest.mark.parametrize("limit", ["MAX_PX", "_MAX_STACK_PX"])
 def test_frames_that_are_too_many_for_one_picture_take_several(monkeypatch, limit):
     jpegs = clip_of(7, 48, 64, interval=2)
     expected = decode_planes(jpegs, 0, 0, 40, 64)
-    monkeypatch.setattr(planes_module, limit, {"_MAX_ROWS": 150, "_MAX_STACK_PX": 48 * 64 * 2}[limit])
+    monkeypatch.setattr(planes_module, limit, {"MAX_PX": 150, "_MAX_STACK_PX": 48 * 64 * 2}[limit])
     for mine, one in zip(decode_planes(jpegs, 0, 0, 40, 64), expected, strict=True):
         np.testing.assert_array_equal(mine, one)
     monkeypatch.setattr(planes_module, limit, 40)

@@ -5,9 +5,10 @@ import threading
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, Literal, Protocol, Self, cast
+from typing import Any, Literal, Protocol, Self
 
 import numpy as np
 
@@ -255,12 +256,10 @@ class _Opened:
 
     @classmethod
     def at(cls, path: Path) -> "_Opened":
-        pack, is_memory = open_pack(path), path.is_relative_to(RAM_ROOT)
-        frames, tiles = (
-            None if file is None else MappedPages(file, is_own=pack.is_own, is_memory=is_memory)
-            for file in (pack.frames, pack.tiles)
-        )
-        return cls(pack, cast(MappedPages, frames), tiles)
+        pack = open_pack(path)
+        is_memory = path.resolve().is_relative_to(RAM_ROOT)
+        pages = partial(MappedPages, is_own=pack.is_own, is_memory=is_memory)
+        return cls(pack, pages(pack.frames), None if pack.tiles is None else pages(pack.tiles))
 
     def tile_bytes(self, row: int, first: int, count: int) -> np.ndarray | None:
         """uint16 (count, tiles): what tiles.bin says of frames of a video that follow each other."""
