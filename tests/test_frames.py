@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from pipeline.errors import VideoError
 from pipeline.folder import FrameFolder, parse_frame_name, read_frames_json
+from pipeline.offline import jpeg_folder
 from pipeline.offline.decode import Clock, TimesError
 from pipeline.offline.frames import FrameSpec, _Wanted, extract_frames, stored_size
 from tests.videos import read_k, set_display_matrix, write_video
@@ -364,8 +365,11 @@ def test_names_are_not_given_to_a_shell(tmp_path, monkeypatch):
     assert extract_frames(write_video(tmp_path / "$(x).avi", frames=2), tmp_path / "out").num_frames == 2
 
 
+@pytest.mark.parametrize("chunk_bytes", [1, 1 << 20])
 @pytest.mark.parametrize("threads", [1, 3])
-def test_threads_that_encode_change_nothing_on_disk(tmp_path, threads):
+def test_threads_that_encode_change_nothing_on_disk(tmp_path, monkeypatch, threads, chunk_bytes):
+    # A frame a chunk: some are encoded beside, some taken back, some by the thread that decodes.
+    monkeypatch.setattr(jpeg_folder, "_CHUNK_BYTES", chunk_bytes)
     video = write_video(tmp_path / "x.avi", b_frames=2)
     alone, beside = (extract_frames(video, tmp_path / str(count), threads=count) for count in (0, threads))
     assert alone == beside

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from fractions import Fraction
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -263,9 +264,14 @@ class _Writer:
             self._begin(frame)
         elif (frame.width, frame.height) != self._decoded and self.resized_at is None:
             self.resized_at = len(self.times_us)
-        bgr = _turn(self._converter.convert(frame), self.upright)
-        self.store.add(frame_name(len(self.times_us), time_us), bgr, self.restart_mcus)
+        name = frame_name(len(self.times_us), time_us)
+        held = 3 * frame.width * frame.height  # bytes, about: the frame waits as it was decoded
+        self.store.add(name, partial(self._picture, frame), held, self.restart_mcus)
         self.times_us.append(time_us)
+
+    def _picture(self, frame: av.VideoFrame) -> np.ndarray:
+        """uint8 (H, W, 3), blue first, upright; called in the thread that encodes."""
+        return _turn(self._converter.convert(frame), self.upright)
 
     def _begin(self, frame: av.VideoFrame) -> None:
         """The first frame decides on the size of all."""
