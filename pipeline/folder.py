@@ -14,7 +14,7 @@ from pipeline.errors import FolderError
 from pipeline.files import write_text
 
 FRAMES_JSON = "frames.json"
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 """Goes up when a folder of the same video and options would hold other bytes or other names."""
 
 Status = Literal["ok", "partial"]

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
-from itertools import chain, pairwise
+from itertools import pairwise
 from typing import NamedTuple, TypeAlias, cast
 
 import numpy as np
@@ -31,6 +31,7 @@ class JpegRun(list[memoryview]):
         """
         super().__init__(joined[start:end] for start, end in pairwise((0, *ends)))
         self.joined = joined
+        self.ends = ends
         self.tile_bytes = tile_bytes
 
 
@@ -225,20 +226,21 @@ def join_tiles(jpegs: Sequence[Data], cut: Cut, *, stacked: bool = False) -> lis
     `stacked` puts all frames into one JPEG, one below the other. One pass over the bytes of all frames: frame
     by frame it costs 46 us each instead of 10.
     """
-    layout, rows, columns = cut.layout, cut.rows, cut.columns
+    columns = cut.columns
     height = cut.height * len(jpegs) if stacked else cut.height
-    head = _resized_header(cut.header, layout.size_at, height, cut.width)
+    head = _resized_header(cut.header, cut.layout.size_at, height, cut.width)
     tiles = _asked_tiles(jpegs, cut)
     pieces: list[Data] = []
+    per_frame = len(tiles.runs) // len(jpegs)
     for frame in range(len(jpegs)):
         if frame == 0 or not stacked:
             pieces.append(head)
-        pieces += tiles.runs[frame]
+        pieces += tiles.runs[frame * per_frame : (frame + 1) * per_frame]
     parts = bytearray().join(pieces)
     heads = 1 if stacked else np.arange(1, len(jpegs) + 1)[:, None]
     run_ends = np.cumsum(tiles.run_bytes).reshape(tiles.run_bytes.shape) + len(head) * heads
-    asked = tiles.stops.reshape(len(jpegs), layout.rows, layout.columns)[:, rows.start : rows.stop]
-    marks = asked[:, :, columns.start : columns.stop] - (asked[:, :, columns.stop - 1] - run_ends)[:, :, None]
+    asked = np.stack([tiles.bounds_at(cut, column + 1) for column in columns], axis=2)  # (T, R, C)
+    marks = asked - (asked[:, :, -1] - run_ends)[:, :, None]
     marks = marks.reshape(1 if stacked else len(jpegs), -1) - 1
     codes = (0xD0 + np.arange(marks.shape[1]) % 8).astype(np.uint8)
     codes[-1] = 0xD9  # an end of image in place of the last restart
@@ -258,7 +260,7 @@ def stack_tiles(
     height = len(jpegs) * len(cut.rows) * cut.layout.tile_height
     tiles = _asked_tiles(jpegs, cut)
     head = _resized_header(header, size_at, height, cut.width)
-    parts = bytearray().join([head, *chain.from_iterable(tiles.runs), bytes(padding)])
+    parts = bytearray().join([head, *tiles.runs, bytes(padding)])
     # The last tile of a frame ends with an end of image, in place of which the next frame is to follow.
     ends = len(header) + np.cumsum(tiles.run_bytes.sum(1))
     codes = np.frombuffer(parts, np.uint8)
@@ -274,12 +276,16 @@ def _resized_header(header: bytes, size_at: int, height: int, width: int) -> byt
 class _Tiles(NamedTuple):
     """Where a cut's tiles lie, and their bytes: those of a row lie side by side, and are one run."""
 
-    runs: list[list[memoryview]]
-    """Of each frame, each with the marker behind its last tile; whole rows are one run."""
+    runs: list[memoryview]
+    """Of one frame after the other, each with the marker behind its last tile; whole rows are one run."""
     run_bytes: np.ndarray
     """int64 (T, R)."""
-    stops: np.ndarray
-    """int64 (T, tiles): where the marker behind each tile ends, asked for or not."""
+    bounds: np.ndarray
+    """int64 (T, tiles + 1): where each tile begins, asked for or not, and where the last one ends."""
+
+    def bounds_at(self, cut: Cut, column: int) -> np.ndarray:
+        """Those before a column of tiles in the asked rows: int64 (T, R)."""
+        return _bounds_at(self.bounds, cut, column)
 
 
 def num_tiles(height: int, width: int, restart_mcus: int) -> int:
@@ -301,48 +307,45 @@ def measure_tiles(jpeg: Data) -> np.ndarray | None:
         layout = read_layout(header)
         if not layout.columns:
             return None
-        (stops,) = _find_stops([jpeg], np.frombuffer(jpeg, np.uint8), len(header), layout)
+        (bounds,) = _find_bounds([jpeg], np.frombuffer(jpeg, np.uint8), len(header), layout)
     except JpegError:
         return None
-    return cast(np.ndarray, np.diff(stops, prepend=len(header)))
+    return cast(np.ndarray, np.diff(bounds))
 
 
 def _asked_tiles(jpegs: Sequence[Data], cut: Cut) -> _Tiles:
     source = jpegs.joined if isinstance(jpegs, JpegRun) else b"".join(jpegs)
     values = np.frombuffer(source, np.uint8)
-    stops = _known_stops(jpegs, cut)
-    if stops is None or not _end_in_markers(values, stops[_run_ends(cut)]):
-        stops = _find_stops(jpegs, values, len(cut.header), cut.layout)
-    run_stops = stops[_run_ends(cut)]  # (T, R)
-    begins = np.cumsum([0, *map(len, jpegs[:-1])]) + len(cut.header)
-    starts = np.hstack((begins[:, None], stops[:, :-1]))
-    run_starts = starts[:, cut.layout.columns * np.arange(cut.rows.start, cut.rows.stop) + cut.columns.start]
+    bounds = _known_bounds(jpegs, cut)
+    if bounds is None or not _end_in_markers(values, _bounds_at(bounds, cut, cut.columns.stop)):
+        bounds = _find_bounds(jpegs, values, len(cut.header), cut.layout)
+    starts, stops = (_bounds_at(bounds, cut, column) for column in (cut.columns.start, cut.columns.stop))
+    run_bytes = stops - starts
+    if len(cut.columns) == cut.layout.columns:  # whole rows
+        starts, stops = starts[:, 0], stops[:, -1]
     view = memoryview(source)
-    is_whole_rows = len(cut.columns) == cut.layout.columns
-    firsts, lasts = (run_starts[:, :1], run_stops[:, -1:]) if is_whole_rows else (run_starts, run_stops)
-    runs = [
-        [view[start:stop] for start, stop in zip(*spans, strict=True)]
-        for spans in zip(firsts.tolist(), lasts.tolist(), strict=True)
-    ]
-    return _Tiles(runs, run_stops - run_starts, stops)
+    spans = zip(starts.ravel().tolist(), stops.ravel().tolist(), strict=True)
+    return _Tiles([view[start:stop] for start, stop in spans], run_bytes, bounds)
 
 
-def _run_ends(cut: Cut) -> tuple[slice, np.ndarray]:
-    """Where, among the tiles of each frame, the last one of each asked row is."""
-    at = cut.layout.columns * np.arange(cut.rows.start, cut.rows.stop)
-    return slice(None), at + (cut.columns.stop - 1)
+def _bounds_at(bounds: np.ndarray, cut: Cut, column: int) -> np.ndarray:
+    """Of (T, tiles + 1), those before a column of tiles in the asked rows: (T, R), a view."""
+    across = cut.layout.columns
+    return bounds[:, cut.rows.start * across + column : (cut.rows.stop - 1) * across + column + 1 : across]
 
 
-def _known_stops(jpegs: Sequence[Data], cut: Cut) -> np.ndarray | None:
-    """What `_find_stops` says, from what is known of a run; None where that is nothing, or does not fit."""
+def _known_bounds(jpegs: Sequence[Data], cut: Cut) -> np.ndarray | None:
+    """What `_find_bounds` says, from what is known of a run; None where that is nothing, or does not fit."""
     tiles = cut.layout.rows * cut.layout.columns
     if not isinstance(jpegs, JpegRun) or jpegs.tile_bytes is None or jpegs.tile_bytes.shape[1] != tiles:
         return None
-    sizes = [len(jpeg) for jpeg in jpegs]
-    stops = np.cumsum(jpegs.tile_bytes, axis=1, dtype=np.int64)
-    if (stops[:, -1] != np.array(sizes) - len(cut.header)).any():
-        return None
-    return cast(np.ndarray, stops + (np.cumsum(sizes) - stops[:, -1])[:, None])
+    bounds = np.empty((len(jpegs), tiles + 1), np.int64)
+    bounds[:, 0] = len(cut.header)
+    bounds[:, 1:] = jpegs.tile_bytes
+    np.cumsum(bounds, axis=1, out=bounds)
+    ends = np.array(jpegs.ends)
+    bounds[1:] += ends[:-1, None]
+    return bounds if (bounds[:, -1] == ends).all() else None
 
 
 def _end_in_markers(values: np.ndarray, stops: np.ndarray) -> bool:
@@ -350,8 +353,8 @@ def _end_in_markers(values: np.ndarray, stops: np.ndarray) -> bool:
     return bool((values[stops - 2] == 0xFF).all() and ((values[stops - 1] & 0xF0) == 0xD0).all())
 
 
-def _find_stops(jpegs: Sequence[Data], source: np.ndarray, header_bytes: int, layout: Layout) -> np.ndarray:
-    """int64 (T, tiles): where the marker behind each tile ends."""
+def _find_bounds(jpegs: Sequence[Data], source: np.ndarray, header_bytes: int, layout: Layout) -> np.ndarray:
+    """int64 (T, tiles + 1): where the first tile begins, and where the marker behind each ends."""
     tiles = layout.rows * layout.columns
     ends = np.cumsum([len(jpeg) for jpeg in jpegs])
     begins = np.concatenate(([0], ends[:-1])) + header_bytes
@@ -365,8 +368,8 @@ def _find_stops(jpegs: Sequence[Data], source: np.ndarray, header_bytes: int, la
         inner = restarts.reshape(len(jpegs), tiles - 1)  # a frame a row
         is_whole = tiles == 1 or bool(((inner[:, 0] >= begins) & (inner[:, -1] < ends)).all())
     if not is_whole:
-        return _find_stops_singly(jpegs, source, header_bytes, layout, len(restarts))
-    return np.hstack((inner + 2, ends[:, None]))
+        return _find_bounds_singly(jpegs, source, header_bytes, layout, len(restarts))
+    return np.hstack((begins[:, None], inner + 2, ends[:, None]))
 
 
 def _find_restarts(source: np.ndarray) -> np.ndarray:
@@ -380,19 +383,19 @@ def _find_restarts(source: np.ndarray) -> np.ndarray:
     return cast(np.ndarray, places[(source[places + 1] & 0xF8) == 0xD0])
 
 
-def _find_stops_singly(
+def _find_bounds_singly(
     jpegs: Sequence[Data], source: np.ndarray, header_bytes: int, layout: Layout, found: int
 ) -> np.ndarray:
     """The same frame by frame, so that the one that is damaged can be told."""
     if len(jpegs) == 1:
         expected = layout.rows * layout.columns - 1
         raise JpegError(f"a damaged JPEG: {found} restart markers of {expected}, or no end of image")
-    stops, begin = [], 0
+    bounds, begin = [], 0
     for place, jpeg in enumerate(jpegs):
         one = source[begin : begin + len(jpeg)]
         try:
-            stops.append(_find_stops([jpeg], one, header_bytes, layout) + begin)
+            bounds.append(_find_bounds([jpeg], one, header_bytes, layout) + begin)
         except JpegError as error:
             raise JpegError(str(error), place) from error
         begin += len(jpeg)
-    return np.vstack(stops)
+    return np.vstack(bounds)

@@ -172,7 +172,7 @@ def test_known_tiles_save_the_search_and_change_nothing(monkeypatch, box):
     jpegs = clip_of(4, 96, 128, interval=2)
     found = decode_planes(jpegs, *box)
     sizes = np.stack([measure_tiles(jpeg) for jpeg in jpegs]).astype(np.uint16)
-    monkeypatch.setattr(tiles_module, "_find_stops", None)
+    monkeypatch.setattr(tiles_module, "_find_bounds", None)
     known = decode_planes(run_of(jpegs, sizes), *box)
     for mine, one in zip(known, found, strict=True):
         np.testing.assert_array_equal(mine, one)

@@ -24,7 +24,7 @@ from pipeline.online import (
     WindowSpec,
     build_loader,
 )
-from pipeline.online.readahead import Pace, reading_ahead, touch
+from pipeline.online.readahead import Pace, reading_ahead, reading_together, touch
 from pipeline.online.reuse import ReuseSpec
 from tests.folders import LENGTHS, write_dataset, write_tiny_manifest
 from tests.streams import open_loader, two_epochs, write_textured_dataset
@@ -42,6 +42,42 @@ def tiny(tmp_path_factory):
 @pytest.fixture(scope="module")
 def manifest(tiny):
     return write_tiny_manifest(tiny / "m.parquet", LENGTHS)
+
+
+@given(count=st.integers(0, 20), size=st.integers(1, 9), bad=st.sets(st.integers(0, 19)))
+def test_keys_that_are_read_together_are_read_once_and_fail_each_at_its_own_turn(count, size, bad):
+    read = []
+
+    def reader(key):
+        read.append(key)
+        if key in bad:
+            raise StoreError(f"key {key}")
+        return 10 * key
+
+    for key, take in enumerate(reading_together(reader, range(count), size=size)):
+        if key in bad:
+            with pytest.raises(StoreError, match=f"key {key}$"):
+                take()
+        else:
+            assert take() == 10 * key
+        assert read == list(range(min((key // size + 1) * size, count)))
+
+
+def test_a_bad_clip_costs_no_other_of_those_read_with_it(tiny, manifest):
+    class Failing(Slow):
+        def read(self, video, indices):
+            if indices[0] == 5:
+                raise StoreError("not there")
+            return super().read(video, indices)
+
+    options = {"augment": AUGMENT, "on_bad": "skip"}
+    dataset = ClipDataset(manifest, Failing(FolderStore(tiny / "frames")), WINDOW, **options)
+    batch = dataset.__getitems__(REFS)
+    assert dataset.replaced == 1
+    whole = ClipDataset(manifest, FolderStore(tiny / "frames"), WINDOW, **options).__getitems__(REFS)
+    others = [place for place, ref in enumerate(REFS) if ref.start != 5]
+    assert torch.equal(batch.frames[others], whole.frames[others])
+    assert batch.starts[others].tolist() == [ref.start for ref in REFS if ref.start != 5]
 
 
 class Slow:

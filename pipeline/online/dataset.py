@@ -25,7 +25,7 @@ from pipeline.online.columns import SharedColumns, shared
 from pipeline.online.extras import Extras
 from pipeline.online.local import Local
 from pipeline.online.planar import apply_to_planes, fits_planes
-from pipeline.online.readahead import reading_ahead, touch
+from pipeline.online.readahead import reading_ahead, reading_together, touch
 from pipeline.online.reuse import Kept, ReuseSpec, open_cache
 from pipeline.online.samplers import ClipRef, EpochSampler
 from pipeline.online.sources import Source, SourceSample
@@ -38,6 +38,8 @@ _REPLACEMENT_STREAM = 6
 """Second number of a generator's key; the picture's and the device's draws have 1 to 5."""
 _MAX_ATTEMPTS = 8
 _MAX_PROCESSES = 1024
+_READ_TOGETHER = 8
+"""Clips whose bytes are held at the same time where they do not stay in a pack."""
 
 
 class _Read(NamedTuple):
@@ -51,6 +53,8 @@ class _Read(NamedTuple):
     label: int
     height: int
     width: int
+    drawn: DrawnAugment | None
+    """How it is cut; None where it is left whole."""
 
 
 _Ahead: TypeAlias = Callable[[], _Read | None] | None
@@ -193,7 +197,8 @@ class ClipDataset(Dataset[Clip]):
     def _fetched(self, refs: Sequence[ClipRef]) -> Iterator[Sequence[_Ahead]]:
         """For each ref what waits for its bytes, where there are readers to fetch them."""
         if not self.readers:
-            yield [None] * len(refs)
+            together = reading_together(self._read_unless_kept, refs, size=_READ_TOGETHER)
+            yield together if self.threads == 1 else [None] * len(refs)
             return
         pace = self._local.pace
         read = partial(pace.timed, self._read_unless_kept)
@@ -229,8 +234,10 @@ class ClipDataset(Dataset[Clip]):
             found = self.cache.get(ref, out)
         if found is not None:
             kept, pictures = found
+            hw = kept.height, kept.width
             key, label = self.columns.frames(ref.video), self.columns.label(ref.video)
-            return _Read(ref, key, kept.indices, (), kept.times_s, label, kept.height, kept.width), pictures
+            clip = _Read(ref, key, kept.indices, (), kept.times_s, label, *hw, self._drawn(ref, *hw))
+            return clip, pictures
         clip, pictures = self._or_replaced(ref, decode, ahead)
         if clip.ref == ref:  # what was replaced is counted each time
             self.cache.put(ref, Kept(clip.indices, clip.times_s, clip.height, clip.width), pictures)
@@ -285,9 +292,14 @@ class ClipDataset(Dataset[Clip]):
             height, width = jpeg_size(jpegs[0])
         except JpegError as error:
             raise self._bad_frame(key, int(indices[0]), error) from error
-        return _Read(
-            ref, key, indices, jpegs, times_us[indices] / 1e6, self.columns.label(ref.video), height, width
-        )
+        drawn, label = self._drawn(ref, height, width), self.columns.label(ref.video)
+        return _Read(ref, key, indices, jpegs, times_us[indices] / 1e6, label, height, width, drawn)
+
+    def _drawn(self, ref: ClipRef, height: int, width: int) -> DrawnAugment | None:
+        if self.augment is None:
+            return None
+        label = self.columns.label(ref.video)
+        return draw_augment(self.augment, ref.seed, height=height, width=width, label=label, crop=ref.crop)
 
     def _extras(self, clips: Sequence[_Read]) -> dict[str, Tensor]:
         if not self.extras:
@@ -297,9 +309,8 @@ class ClipDataset(Dataset[Clip]):
         return self.extras.collate(samples, [clip.ref.video for clip in clips], names)
 
     def _read_sources(self, clip: _Read) -> dict[str, SourceSample]:
-        drawn = self._drawn(clip)
         with self.stage("sources"):
-            flipped = drawn is not None and drawn.flip
+            flipped = clip.drawn is not None and clip.drawn.flip
             return self.extras.read(clip.ref.video, clip.key, clip.times_s, flipped=flipped)
 
     def _decode_whole(self, clip: _Read) -> np.ndarray:
@@ -321,17 +332,9 @@ class ClipDataset(Dataset[Clip]):
         self._decode(clip, shown, [clip.jpegs[place] for place in first], distinct)
         return np.take(distinct, places, axis=0, out=out)
 
-    def _drawn(self, clip: _Read) -> DrawnAugment | None:
-        if self.augment is None:
-            return None
-        ref = clip.ref
-        return draw_augment(
-            self.augment, ref.seed, height=clip.height, width=clip.width, label=clip.label, crop=ref.crop
-        )
-
     def _decode(self, clip: _Read, indices: np.ndarray, jpegs: Sequence[Jpeg], out: np.ndarray) -> None:
         """Only the part of each frame that the crop needs, all frames at once, then one resize."""
-        drawn = self._drawn(clip)
+        drawn = clip.drawn
         if drawn is not None and self._resize_planes(clip, drawn, jpegs, out):
             return
         try:

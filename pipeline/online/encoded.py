@@ -208,7 +208,7 @@ class EncodedClipDataset(ClipDataset):
     def _cut(self, clip: _Read) -> _Cut:
         """Each frame once, though a short video may show it more often; of each what the crop needs."""
         numbers, first, places = np.unique(clip.indices, return_index=True, return_inverse=True)
-        drawn = self._drawn(clip)
+        drawn = clip.drawn
         if drawn is None:
             raise AssertionError("an EncodedClipDataset has an augment")
         try:

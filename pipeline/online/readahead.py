@@ -96,6 +96,44 @@ class _Fetched(Generic[K, V]):
                 future.cancel()
 
 
+class _Together(Generic[K, V]):
+    """Keys that are read in groups, each when the first of its group is asked for."""
+
+    def __init__(self, read: Callable[[K], V], keys: Sequence[K], size: int) -> None:
+        self._read, self._keys, self._size = read, keys, size
+        self._results: dict[int, V | Exception] = {}
+
+    def taker(self, place: int) -> Callable[[], V]:
+        def take() -> V:
+            if place not in self._results:
+                self._read_group(place)
+            result = self._results.pop(place)  # decoded, its bytes can go
+            if isinstance(result, Exception):
+                raise result
+            return result
+
+        return take
+
+    def _read_group(self, place: int) -> None:
+        first = place - place % self._size
+        for other in range(place, min(first + self._size, len(self._keys))):
+            try:
+                self._results[other] = self._read(self._keys[other])
+            except Exception as error:  # raised when it is asked for: what comes before is not its concern
+                self._results[other] = error
+
+
+def reading_together(read: Callable[[K], V], keys: Sequence[K], *, size: int) -> list[Callable[[], V]]:
+    """For each key a function that gives `read(key)`, or raises what that raised; to be called in order, each
+    once, by one thread. So many keys are read one directly after the other.
+
+    What is done once for each clip is slow behind 3 ms of decoding, which leave nothing of it in the
+    processor's caches: to read and draw took 430 us for a clip of UCF101 singly, 250 eight at a time.
+    """
+    together = _Together(read, keys, size)
+    return [together.taker(place) for place in range(len(keys))]
+
+
 def touch(jpegs: Sequence[bytes | memoryview]) -> None:
     """Wait until all bytes are in memory. Views into a mapped file are not yet when they are handed out.
 
