@@ -36,7 +36,7 @@ from scripts.bench_online_report import OnlineBench
 _SIZE_PX = 112
 _FRAMES = 16
 _SPEC = AugmentSpec(size_px=_SIZE_PX, flip_p=0.0)
-_INTERVALS = (2, 4, 5)
+_INTERVALS = (1, 2, 4, 5)
 """MCUs between two restart markers, besides a whole row of them."""
 
 
@@ -46,6 +46,8 @@ class ClipBench:
 
     different_clips: int = 96
     """Clips that every variant makes in a round."""
+    stored_short_side_px: int | None = None
+    """Short side at which frames are stored; None for the videos' own."""
 
     def __post_init__(self) -> None:
         if self.different_clips < 1:
@@ -103,7 +105,7 @@ def measure_clip(
     try:
         with fresh_folder(work_dir) as folder:
             on_case("frames")
-            stored = store_clips(clips, folder)
+            stored = store_clips(clips, folder, short_side_px=bench.stored_short_side_px)
             refs = draw_refs(stored.manifest, OnlineBench(clips_per_round=bench.different_clips))
             made = [_prepare(stored, ref) for ref in refs]
             rows: list[VariantRow] = []
@@ -134,12 +136,12 @@ def _other_parts(jpegs: Sequence[Any], drawn: DrawnAugment) -> dict[str, Regions
     """Frames encoded anew with other intervals; those that do not divide the row are left out."""
     pictures = [np.asarray(simplejpeg.decode_jpeg(jpeg, "BGR")) for jpeg in jpegs]
     row = -(-pictures[0].shape[1] // 16)
-    names = {mcus: f"a marker every {mcus} MCUs" for mcus in _INTERVALS if row % mcus == 0}
+    names = {mcus: f"a marker after {mcus} MCU{'s' * (mcus > 1)}" for mcus in _INTERVALS if row % mcus == 0}
     return {
         name: crop_jpegs(
             [encode_jpeg(picture, quality=90, restart_mcus=mcus) for picture in pictures], *drawn.box
         )
-        for mcus, name in {**names, row: "a marker every row"}.items()
+        for mcus, name in {**names, row: "a marker after a row"}.items()
     }
 
 

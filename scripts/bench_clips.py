@@ -76,10 +76,10 @@ def store_frames(
     )
 
 
-def store_clips(clips: Sequence[Path], folder: Path) -> Stored:
-    """Frames of the clips as they are, at quality 90."""
+def store_clips(clips: Sequence[Path], folder: Path, *, short_side_px: int | None = None) -> Stored:
+    """Frames of the clips at quality 90, as they are unless a short side is given."""
     link_videos(clips, folder / "videos")
-    return store_frames(folder / "videos", folder / "native", quality=90)
+    return store_frames(folder / "videos", folder / "frames", quality=90, short_side_px=short_side_px)
 
 
 def make_long_videos(clips: Sequence[Path], root: Path) -> None:

@@ -16,8 +16,9 @@ def test_every_part_of_the_work_is_timed_against_what_else_was_tried(tmp_path, c
     write_moving(tmp_path / "videos" / "A" / "v_A_g01_c01.mkv", frames=20)
     threads = torch.get_num_threads(), cv2.getNumThreads()
     given = ("--rounds", "1", "--videos", str(tmp_path / "videos"), "--work-dir", str(tmp_path / "work"))
+    options = ("--different-clips", "2", "--stored-short-side-px", "32")
     with pytest.raises(SystemExit, match="0"):
-        run(bench.main, ["clip", *given, "--different-clips", "2", "--json", str(tmp_path / "c.json")])
+        run(bench.main, ["clip", *given, *options, "--json", str(tmp_path / "c.json")])
     assert (torch.get_num_threads(), cv2.getNumThreads()) == threads
     assert list(Path(tmp_path / "work").iterdir()) == []
     report = json.loads((tmp_path / "c.json").read_text())
