@@ -6,8 +6,11 @@ import inspect
 import io
 import os
 import re
+import signal
 import sys
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
+from types import FrameType
 from typing import Any
 
 import tyro
@@ -19,10 +22,13 @@ def run(main: Callable[..., int], args: list[str] | None = None) -> None:
     """Run a command from its own signature, and exit as every command here does.
 
     0 when all is well, 1 when some videos failed, 2 for a mistake in its use, 130 when
-    interrupted. An error that a user can mend is one line on stderr, never a traceback.
+    interrupted, 143 when told to end (SIGTERM, as `timeout` and schedulers send it): what was only
+    for the moment is then removed, too. An error that a user can mend is one line on stderr, never a
+    traceback.
     """
     try:
-        status = main(**_parse(main, args))
+        with _raising_on_sigterm():
+            status = main(**_parse(main, args))
     except (PipelineError, ValueError) as error:
         status = _complain(str(error))
     except BrokenPipeError:  # whoever read our output, like `head`, has enough
@@ -31,10 +37,33 @@ def run(main: Callable[..., int], args: list[str] | None = None) -> None:
     except OSError as error:
         place = f"{error.filename}: " if error.filename else ""
         status = _complain(f"{place}{error.strerror or error}")
-    except KeyboardInterrupt:
+    except KeyboardInterrupt as stop:
         print("interrupted: what is finished is kept; run the same command again to go on", file=sys.stderr)
-        status = 130
+        status = 128 + (signal.SIGTERM if isinstance(stop, _Terminated) else signal.SIGINT)
     raise SystemExit(status)
+
+
+class _Terminated(KeyboardInterrupt):
+    """SIGTERM came: whoever cleans up after Ctrl-C does so now."""
+
+
+@contextlib.contextmanager
+def _raising_on_sigterm() -> Iterator[None]:
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    process = os.getpid()
+
+    def end(number: int, frame: FrameType | None) -> None:
+        if os.getpid() != process:  # forked off: it has nothing to clean up
+            os._exit(128 + number)
+        raise _Terminated
+
+    before = signal.signal(signal.SIGTERM, end)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def _parse(main: Callable[..., int], args: list[str] | None) -> dict[str, Any]:

@@ -15,6 +15,7 @@ import pytest
 
 from pipeline.folder import find_folders
 from pipeline.manifest import read_manifest
+from pipeline.offline.frames import SCRATCH
 from tests.videos import write_video
 
 ROOT = Path(__file__).parents[1]
@@ -180,7 +181,8 @@ def test_progress_is_shown_on_a_terminal(root):
     assert "frames/s, 0 failed" in text
 
 
-def test_an_interrupted_run_says_how_to_go_on(root):
+@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM])
+def test_a_run_that_is_told_to_end_says_how_to_go_on_and_leaves_no_scratch(root, how):
     noise = [np.random.default_rng(k).integers(0, 256, (240, 320, 3), np.uint8) for k in range(31)]
     for number in range(20):
         write_video(
@@ -191,8 +193,9 @@ def test_an_interrupted_run_says_how_to_go_on(root):
     run = subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True)
     while not find_folders(root / "data" / "tiny" / "frames"):
         time.sleep(0.005)
-    run.send_signal(signal.SIGINT)
+    run.send_signal(how)
     _, said = run.communicate()
-    assert run.returncode == 130
+    assert run.returncode == 128 + how
     assert said == "interrupted: what is finished is kept; run the same command again to go on\n"
+    assert not (root / "data" / "tiny" / "frames" / SCRATCH).exists()
     assert frames(root).returncode == 0
