@@ -239,7 +239,7 @@ def join_tiles(jpegs: Sequence[Data], cut: Cut, *, stacked: bool = False) -> lis
     parts = bytearray().join(pieces)
     heads = 1 if stacked else np.arange(1, len(jpegs) + 1)[:, None]
     run_ends = np.cumsum(tiles.run_bytes).reshape(tiles.run_bytes.shape) + len(head) * heads
-    asked = np.stack([tiles.bounds_at(cut, column + 1) for column in columns], axis=2)  # (T, R, C)
+    asked = np.stack([_bounds_at(tiles.bounds, cut, column + 1) for column in columns], axis=2)  # (T, R, C)
     marks = asked - (asked[:, :, -1] - run_ends)[:, :, None]
     marks = marks.reshape(1 if stacked else len(jpegs), -1) - 1
     codes = (0xD0 + np.arange(marks.shape[1]) % 8).astype(np.uint8)
@@ -282,10 +282,6 @@ class _Tiles(NamedTuple):
     """int64 (T, R)."""
     bounds: np.ndarray
     """int64 (T, tiles + 1): where each tile begins, asked for or not, and where the last one ends."""
-
-    def bounds_at(self, cut: Cut, column: int) -> np.ndarray:
-        """Those before a column of tiles in the asked rows: int64 (T, R)."""
-        return _bounds_at(self.bounds, cut, column)
 
 
 def num_tiles(height: int, width: int, restart_mcus: int) -> int:

@@ -38,8 +38,6 @@ _REPLACEMENT_STREAM = 6
 """Second number of a generator's key; the picture's and the device's draws have 1 to 5."""
 _MAX_ATTEMPTS = 8
 _MAX_PROCESSES = 1024
-_READ_TOGETHER = 8
-"""Clips whose bytes are held at the same time where they do not stay in a pack."""
 
 
 class _Read(NamedTuple):
@@ -197,7 +195,7 @@ class ClipDataset(Dataset[Clip]):
     def _fetched(self, refs: Sequence[ClipRef]) -> Iterator[Sequence[_Ahead]]:
         """For each ref what waits for its bytes, where there are readers to fetch them."""
         if not self.readers:
-            together = reading_together(self._read_unless_kept, refs, size=_READ_TOGETHER)
+            together = reading_together(self._read_unless_kept, refs)
             yield together if self.threads == 1 else [None] * len(refs)
             return
         pace = self._local.pace
@@ -236,8 +234,8 @@ class ClipDataset(Dataset[Clip]):
             kept, pictures = found
             hw = kept.height, kept.width
             key, label = self.columns.frames(ref.video), self.columns.label(ref.video)
-            clip = _Read(ref, key, kept.indices, (), kept.times_s, label, *hw, self._drawn(ref, *hw))
-            return clip, pictures
+            drawn = self._drawn(ref, label, *hw)
+            return _Read(ref, key, kept.indices, (), kept.times_s, label, *hw, drawn), pictures
         clip, pictures = self._or_replaced(ref, decode, ahead)
         if clip.ref == ref:  # what was replaced is counted each time
             self.cache.put(ref, Kept(clip.indices, clip.times_s, clip.height, clip.width), pictures)
@@ -292,13 +290,13 @@ class ClipDataset(Dataset[Clip]):
             height, width = jpeg_size(jpegs[0])
         except JpegError as error:
             raise self._bad_frame(key, int(indices[0]), error) from error
-        drawn, label = self._drawn(ref, height, width), self.columns.label(ref.video)
+        label = self.columns.label(ref.video)
+        drawn = self._drawn(ref, label, height, width)
         return _Read(ref, key, indices, jpegs, times_us[indices] / 1e6, label, height, width, drawn)
 
-    def _drawn(self, ref: ClipRef, height: int, width: int) -> DrawnAugment | None:
+    def _drawn(self, ref: ClipRef, label: int, height: int, width: int) -> DrawnAugment | None:
         if self.augment is None:
             return None
-        label = self.columns.label(ref.video)
         return draw_augment(self.augment, ref.seed, height=height, width=width, label=label, crop=ref.crop)
 
     def _extras(self, clips: Sequence[_Read]) -> dict[str, Tensor]:
