@@ -112,7 +112,7 @@ class FrameFolder:
 
 def write_frames_json(folder: Path, frames: FrameFolder) -> None:
     """Write frames.json, whole or not at all; one field a line, so that it reads well."""
-    # Not asdict(frames), which copies the lists of a value for each frame: a third of our own work.
+    # Not asdict(frames), which copies the lists value by value, three for each frame.
     values = {field.name: getattr(frames, field.name) for field in fields(frames)}
     values["source"] = asdict(frames.source)
     lines = [f"{json.dumps(name)}: {json.dumps(value, ensure_ascii=False)}" for name, value in values.items()]

@@ -195,8 +195,7 @@ class ClipDataset(Dataset[Clip]):
     def _fetched(self, refs: Sequence[ClipRef]) -> Iterator[Sequence[_Ahead]]:
         """For each ref what waits for its bytes, where there are readers to fetch them."""
         if not self.readers:
-            together = reading_together(self._read_unless_kept, refs)
-            yield together if self.threads == 1 else [None] * len(refs)
+            yield [None] * len(refs) if self.threads > 1 else reading_together(self._read_unless_kept, refs)
             return
         pace = self._local.pace
         read = partial(pace.timed, self._read_unless_kept)
