@@ -115,7 +115,8 @@ def write_frames_json(folder: Path, frames: FrameFolder) -> None:
     # Not asdict(frames), which copies the lists value by value, three for each frame.
     values = {field.name: getattr(frames, field.name) for field in fields(frames)}
     values["source"] = asdict(frames.source)
-    lines = [f"{json.dumps(name)}: {json.dumps(value, ensure_ascii=False)}" for name, value in values.items()]
+    encode = json.JSONEncoder(ensure_ascii=False).encode  # `dumps` makes one for each call
+    lines = [f"{encode(name)}: {encode(value)}" for name, value in values.items()]
     write_text(folder / FRAMES_JSON, "{\n" + ",\n".join(lines) + "\n}\n")
 
 

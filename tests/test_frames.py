@@ -369,7 +369,7 @@ def test_names_are_not_given_to_a_shell(tmp_path, monkeypatch):
 @pytest.mark.parametrize("threads", [1, 3])
 def test_threads_that_encode_change_nothing_on_disk(tmp_path, monkeypatch, threads, chunk_bytes):
     # A frame a chunk: some are encoded beside, some taken back, some by the thread that decodes.
-    monkeypatch.setattr(jpeg_folder, "_CHUNK_BYTES", chunk_bytes)
+    monkeypatch.setattr(jpeg_folder, "_WAITING_BYTES", chunk_bytes)
     video = write_video(tmp_path / "x.avi", b_frames=2)
     alone, beside = (extract_frames(video, tmp_path / str(count), threads=count) for count in (0, threads))
     assert alone == beside

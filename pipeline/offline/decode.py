@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from fractions import Fraction
 from pathlib import Path
-from typing import NamedTuple, cast
+from typing import Any, NamedTuple, cast
 
 import av
 import av.container
@@ -157,6 +157,17 @@ class TimesError(Exception):
     """The times of this source do not increase: take the next one, from the start."""
 
 
+def first_source(frame: av.VideoFrame, source: TimeSource) -> TimeSource:
+    """The best source, from `source` on, of which the first frame of a video has a time.
+
+    On AVI with B-frames that is `dts`, and it is known before anything is stored.
+    """
+    for each in TIME_SOURCES[TIME_SOURCES.index(source) :]:
+        if each == "rate" or getattr(frame, each) is not None:
+            return each
+    raise AssertionError("the rate comes last")
+
+
 class Clock:
     """Times of frames in the order in which they are decoded.
 
@@ -282,4 +293,5 @@ class BgrConverter:
             threads=1,
         )
         plane = bgr.planes[0]  # which the array keeps alive
-        return np.ndarray((height, width, 3), np.uint8, memoryview(plane), strides=(plane.line_size, 3, 1))
+        rows = np.frombuffer(cast(Any, plane), np.uint8).reshape(height, plane.line_size)
+        return rows[:, : 3 * width].reshape(height, width, 3)

@@ -18,7 +18,14 @@ from av.video.stream import VideoStream
 
 from pipeline.errors import VideoError
 from pipeline.files import content_hash
-from pipeline.folder import FORMAT_VERSION, FrameFolder, SourceFile, frame_name, write_frames_json
+from pipeline.folder import (
+    FORMAT_VERSION,
+    FrameFolder,
+    SourceFile,
+    TimeSource,
+    frame_name,
+    write_frames_json,
+)
 from pipeline.jpeg import restart_mcus
 from pipeline.offline.decode import (
     TIME_SOURCES,
@@ -29,6 +36,7 @@ from pipeline.offline.decode import (
     Upright,
     best_stream,
     decoded_frames,
+    first_source,
     open_video,
     read_upright,
 )
@@ -138,9 +146,9 @@ def _write_frames(
         try:
             with open_video(video) as (container, errors), store:
                 stream = best_stream(container, errors)
-                clock = Clock(stream, time_source)
                 writer = _Writer(store, spec, stream.sample_aspect_ratio or Fraction(1))
-                _store_all(decoded_frames(container, stream, errors), clock, writer)
+                frames = decoded_frames(container, stream, errors)
+                clock = _store_all(frames, stream, time_source, writer)
                 store.finish()
                 errors.take_logs()
                 if not writer.times_us:
@@ -153,14 +161,21 @@ def _write_frames(
     raise AssertionError("the rate always gives times")
 
 
-def _store_all(frames: Iterator[av.VideoFrame], clock: Clock, writer: "_Writer") -> None:
+def _store_all(
+    frames: Iterator[av.VideoFrame], stream: VideoStream, time_source: TimeSource, writer: "_Writer"
+) -> Clock:
+    """Store what is wanted of the frames; the clock that gave their times, of that source or a later one."""
     wanted = _Wanted(writer.spec)
+    clock = None
     for frame in frames:
+        if clock is None:
+            clock = Clock(stream, first_source(frame, time_source))
         time_us = clock.time_us(frame)
         if wanted.takes(time_us):
             writer.write(frame, time_us)
         if wanted.is_full:
-            return
+            break
+    return clock or Clock(stream, time_source)
 
 
 def _describe(
@@ -262,10 +277,11 @@ class _Writer:
         """Convert and turn one frame, and store it."""
         if not self.times_us:
             self._begin(frame)
-        elif (frame.width, frame.height) != self._decoded and self.resized_at is None:
+        width, height = frame.width, frame.height
+        if (width, height) != self._decoded and self.resized_at is None:
             self.resized_at = len(self.times_us)
         name = frame_name(len(self.times_us), time_us)
-        held = 3 * frame.width * frame.height  # bytes, about: the frame waits as it was decoded
+        held = 3 * width * height  # bytes, about: the frame waits as it was decoded
         self.store.add(name, partial(self._picture, frame), held, self.restart_mcus)
         self.times_us.append(time_us)
 

@@ -4,9 +4,9 @@ import os
 import zlib
 from collections import deque
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import NamedTuple
+from queue import Empty, SimpleQueue
+from threading import Thread
 
 import av.logging
 import cv2
@@ -15,44 +15,53 @@ import numpy as np
 from pipeline.errors import VideoError
 from pipeline.jpeg import encode_jpeg
 
-_CHUNK_BYTES = 1 << 20
-"""Decoded frames that are handed to another thread at a time, at least one."""
-
-_CHUNKS_AHEAD = 2
-"""Chunks that wait for each thread that encodes; where it has as many, the one that decodes helps out."""
-
-
-class _Job(NamedTuple):
-    """One frame to be encoded and written."""
-
-    path: str
-    picture: Callable[[], np.ndarray]
-    quality: int
-    restart_mcus: int
+_WAITING_BYTES = 4 << 20
+"""Decoded frames that wait for each thread that encodes, at least two; more the decoding one takes itself."""
+_WRITTEN_AT_ONCE = 5
+"""Frames, where another thread encodes: while that one is at the next frame, these need nobody's lock."""
 
 
-class _Chunk:
-    """Frames that a thread of the pool encodes, or this one where none has begun."""
+class _Frame:
+    """One frame on its way to its file; each step is one thread's."""
 
-    def __init__(self, jobs: list[_Job], future: "Future[list[tuple[int, int]]]") -> None:
-        self.jobs = jobs
-        self.future = future
+    __slots__ = ("crc32", "data", "error", "is_done", "path", "picture", "restart_mcus", "size")
 
-    def take_back(self) -> None:
-        """Encode here what no other thread has begun with."""
-        if self.future.cancel():
-            self.future = Future()
-            self.future.set_result(_encode_all(self.jobs))
+    def __init__(self, path: str, picture: Callable[[], np.ndarray], restart_mcus: int) -> None:
+        self.path = path
+        self.picture: Callable[[], np.ndarray] | None = picture
+        self.restart_mcus = restart_mcus
+        self.data: bytes | None = None
+        self.size = self.crc32 = 0
+        self.error: Exception | None = None
+        self.is_done = False
+        """Whether the thread that encodes has done its part; set last."""
+
+    def encode(self, quality: int) -> None:
+        """Make the JPEG, and let go of what the decoder gave."""
+        picture, self.picture = self.picture, None
+        assert picture is not None
+        try:
+            self.data = encode_jpeg(picture(), quality=quality, restart_mcus=self.restart_mcus)
+        except (ValueError, cv2.error) as error:
+            raise VideoError("encode", str(error)) from error
+
+    def write(self) -> None:
+        """Write the JPEG, if that is not done yet, and let go of it."""
+        data, self.data = self.data, None
+        if data is not None:
+            _write_file(self.path, data)
+            self.size, self.crc32 = len(data), zlib.crc32(data)
 
 
 class JpegFolder:
     """JPEGs into a folder, in the order of the frames, whichever thread encodes them.
 
-    Frames go to the other threads by the chunk, since waking a thread costs: frame by frame took 329 us of
-    wall time a frame, four at a time 304, one thread alone 476 (320x240, the least of six rounds in turn).
-    They go as they were decoded: a picture that is made where it is encoded lies in the cache of that
-    core, and in the same memory each time (10 to 18 page faults a frame otherwise). At the end of a video
-    the thread that decodes takes back what no other has begun with.
+    Frames wait for the other threads as they were decoded: a picture that is made where it is encoded lies
+    in the cache of that core, and in the same memory each time (10 to 18 page faults a frame otherwise).
+    Where one thread encodes it does nothing else, and the one that decodes writes the files, some at a time:
+    so the two seldom wait for the interpreter's lock, 50 us each time on a virtual machine. Files written by
+    the other thread took 3 to 6 % longer, and one by one 3 %. At the end of a video the thread that decodes
+    encodes what is left, too.
     Encoding straight from the decoder's planes would save an eighth (26 us to bring planes to JPEG's full
     range and 190 to encode them by simplejpeg, against 45 to BGR and 228 by OpenCV), but no well-kept wheel
     of libjpeg-turbo writes restart markers from planes.
@@ -62,22 +71,26 @@ class JpegFolder:
         self.sizes: list[int] = []
         self.crc32: list[int] = []
         self._folder, self._quality = folder, quality
-        self._threads = threads
         self._on_frame = on_frame
-        self._pool: ThreadPoolExecutor | None = None
-        self._chunk: list[_Job] = []
-        self._pending: deque[_Chunk] = deque()
+        self._count = threads
+        self._threads: list[Thread] = []
+        self._todo: SimpleQueue[_Frame | None] = SimpleQueue()
+        """Frames that nobody has begun with; None ends a thread."""
+        self._pending: deque[_Frame] = deque()
+        """All frames that are not kept yet, in their order."""
 
     def __enter__(self) -> "JpegFolder":
-        self._pool = ThreadPoolExecutor(self._threads) if self._threads else None
+        self._threads = [Thread(target=self._encode_beside) for _ in range(self._count)]
+        for thread in self._threads:
+            thread.start()
         return self
 
     def __exit__(self, *_: object) -> None:
         """Wait for what is under way; what waits its turn is dropped."""
-        if self._pool is not None:
-            self._pool.shutdown(cancel_futures=True)
+        while self._next() is not None:
+            pass
+        self._end_threads()
         self._pending.clear()
-        self._chunk.clear()
 
     def add(self, name: str, picture: Callable[[], np.ndarray], held_bytes: int, restart_mcus: int) -> None:
         """Encode and write one frame, now or soon; raises what went wrong with an earlier one.
@@ -85,22 +98,23 @@ class JpegFolder:
         `picture` gives it, uint8 (H, W, 3), blue first, in the thread that encodes it, and holds
         `held_bytes` until then.
         """
-        job = _Job(f"{self._folder}/{name}", picture, self._quality, restart_mcus)
-        if self._pool is None:
-            self._keep([_encode(job)])
+        frame = _Frame(f"{self._folder}/{name}", picture, restart_mcus)
+        self._pending.append(frame)
+        if not self._threads:
+            self._encode(frame)
+            self._keep_done()
             return
-        self._chunk.append(job)
-        if len(self._chunk) * held_bytes >= _CHUNK_BYTES:
-            self._hand_over(self._pool)
+        self._todo.put(frame)
+        if self._todo.qsize() > len(self._threads) * max(2, _WAITING_BYTES // held_bytes):
+            self._encode_next()
+        self._keep_done(at_least=_WRITTEN_AT_ONCE)
 
     def finish(self) -> None:
         """Wait until all is written."""
-        if self._pool is not None:
-            self._hand_over(self._pool)
-        for chunk in reversed(self._pending):  # the other threads begin at the other end
-            chunk.take_back()
-        while self._pending:
-            self._keep(self._pending.popleft().future.result())
+        while self._encode_next():
+            self._keep_done()
+        self._end_threads()
+        self._keep_done()
 
     def clear(self) -> None:
         """Begin anew."""
@@ -109,37 +123,54 @@ class JpegFolder:
         for left in self._folder.iterdir():
             left.unlink()
 
-    def _hand_over(self, pool: ThreadPoolExecutor) -> None:
-        """The chunk to a thread that has too little to do, or encoded here."""
-        jobs, self._chunk = self._chunk, []
-        waiting = sum(not chunk.future.done() for chunk in self._pending)
-        chunk = _Chunk(jobs, pool.submit(_encode_all, jobs))
-        self._pending.append(chunk)
-        if waiting > _CHUNKS_AHEAD * self._threads:
-            chunk.take_back()
-        while self._pending and self._pending[0].future.done():
-            self._keep(self._pending.popleft().future.result())
+    def _encode_beside(self) -> None:
+        """The whole work of another thread."""
+        with av.logging.Capture():  # what the scaler says is not the video's fault, and not for the terminal
+            while (frame := self._todo.get()) is not None:
+                try:
+                    frame.encode(self._quality)
+                    if self._count > 1:
+                        frame.write()
+                except Exception as error:
+                    frame.error = error
+                frame.is_done = True
 
-    def _keep(self, stored: list[tuple[int, int]]) -> None:
-        for size, crc32 in stored:
-            self.sizes.append(size)
-            self.crc32.append(crc32)
+    def _encode_next(self) -> bool:
+        """Encode the frame that has waited longest; whether there was one."""
+        frame = self._next()
+        if frame is not None:
+            self._encode(frame)
+        return frame is not None
+
+    def _next(self) -> _Frame | None:
+        try:
+            return self._todo.get_nowait()
+        except Empty:
+            return None
+
+    def _encode(self, frame: _Frame) -> None:
+        frame.encode(self._quality)
+        frame.is_done = True
+
+    def _keep_done(self, at_least: int = 1) -> None:
+        """Write and count what is encoded, in the order of the frames, unless it is less than that."""
+        if len(self._pending) < at_least or not self._pending[at_least - 1].is_done:
+            return
+        while self._pending and self._pending[0].is_done:
+            frame = self._pending.popleft()
+            if frame.error is not None:
+                raise frame.error
+            frame.write()
+            self.sizes.append(frame.size)
+            self.crc32.append(frame.crc32)
             self._on_frame()
 
-
-def _encode_all(jobs: list[_Job]) -> list[tuple[int, int]]:
-    """Encode and write some frames; the bytes of each and their CRC-32."""
-    with av.logging.Capture():  # what the scaler says is not the video's fault, and not for the terminal
-        return [_encode(job) for job in jobs]
-
-
-def _encode(job: _Job) -> tuple[int, int]:
-    try:
-        data = encode_jpeg(job.picture(), quality=job.quality, restart_mcus=job.restart_mcus)
-    except (ValueError, cv2.error) as error:
-        raise VideoError("encode", str(error)) from error
-    _write_file(job.path, data)
-    return len(data), zlib.crc32(data)
+    def _end_threads(self) -> None:
+        for _ in self._threads:
+            self._todo.put(None)
+        for thread in self._threads:
+            thread.join()
+        self._threads.clear()
 
 
 def _write_file(path: str, data: bytes) -> None:
