@@ -10,7 +10,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from statistics import median
@@ -139,13 +139,32 @@ def run_rounds(
     So a machine that gets slower or faster on the way does so for all of them. `on_case` is told the
     name of each case before it runs.
     """
+    return run_rounds_of_parts([cases], rounds=rounds, work_dir=work_dir, on_case=on_case)
+
+
+def run_rounds_of_parts(
+    parts: Sequence[Sequence[Case]],
+    *,
+    rounds: int,
+    work_dir: Path | None,
+    on_case: Callable[[str], None] = lambda name: None,
+) -> dict[str, list[Timing]]:
+    """The same where each round has parts, whose cases take turns: a timing is the sum of a round's parts.
+
+    The shorter the parts, the less a machine's pace can change from one case to the next.
+    """
     timings: dict[str, list[Timing]] = {}
     for number in range(rounds):
-        for case in rotated(cases, number):
-            on_case(case.name)
-            with fresh_folder(work_dir) as folder:
-                for name, timing in case.run(folder).items():
-                    timings.setdefault(name, []).append(timing)
+        of_round: dict[str, list[Timing]] = {}
+        for part, cases in enumerate(parts):
+            for case in rotated(cases, number + part):
+                on_case(case.name)
+                with fresh_folder(work_dir) as folder:
+                    for name, timing in case.run(folder).items():
+                        of_round.setdefault(name, []).append(timing)
+        for name, each in of_round.items():
+            frames = sum(timing.frames for timing in each)
+            timings.setdefault(name, []).append(replace(sum_of(each), frames=frames))
     return timings
 
 
@@ -167,12 +186,16 @@ def make_row(name: str, what: str, timings: Sequence[Timing], note: str = "") ->
 
 
 def speed_ratios(rows: Sequence[Row], targets: Sequence[Target]) -> dict[str, float | None]:
-    """Ours / theirs in frames per second, by peer; None where one of the two was not measured."""
-    speeds = {row.name: row.frames_per_s for row in rows}
+    """Ours / theirs in frames per second, by peer; None where one of the two was not measured.
+
+    The median of each round's own ratio: what a machine does in another round has no part in it.
+    """
+    seconds = {row.name: [each / row.frames for each in row.rounds_s] for row in rows}
     ratios: dict[str, float | None] = {}
     for target in targets:
-        ours, theirs = speeds.get(target.ours, 0.0), speeds.get(target.theirs, 0.0)
-        ratios[target.peer] = ours / theirs if ours and theirs else None
+        pairs = zip(seconds.get(target.ours, []), seconds.get(target.theirs, []), strict=False)
+        of_rounds = [theirs / ours for ours, theirs in pairs]
+        ratios[target.peer] = median(of_rounds) if of_rounds else None
     return ratios
 
 

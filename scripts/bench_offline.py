@@ -34,6 +34,7 @@ from scripts.bench_common import (
     fresh_folder,
     make_row,
     run_rounds,
+    run_rounds_of_parts,
     sum_of,
 )
 from scripts.bench_quality import (
@@ -76,6 +77,8 @@ WHAT = {
 _OTHER_CLIPS = {"start_up", "one_process", "two_processes"}
 """Rows that do more or less than each clip once."""
 _SPEC = FrameSpec(quality=QUALITY)
+_PART = 5
+"""Clips after which the next contender takes its turn, where each runs in one process."""
 _BATCH = 32
 """Pictures that lie ready at a time: memory stays bounded, however long the clip."""
 
@@ -135,8 +138,10 @@ def measure_offline(
         qualities = measure_qualities(clips[: bench.quality_clips], folder)
     quality = closest_quality(qualities)
     run_rounds(in_process_cases(clips[:1], quality), rounds=1, work_dir=work_dir)  # libraries get warm
-    cases = in_process_cases(clips, quality) + parallel_cases(clips, repeat=bench.repeat)
-    timings = run_rounds(cases, rounds=rounds, work_dir=work_dir, on_case=on_case)
+    parts = [in_process_cases(clips[at : at + _PART], quality) for at in range(0, len(clips), _PART)]
+    timings = run_rounds_of_parts(parts, rounds=rounds, work_dir=work_dir, on_case=on_case)
+    whole = parallel_cases(clips, repeat=bench.repeat)
+    timings |= run_rounds(whole, rounds=rounds, work_dir=work_dir, on_case=on_case)
     rows = [_row(name, timings.get(name, ()), timings["ours"][0].frames, quality) for name in WHAT]
     return OfflineResult(
         rows=rows, stages_us=_stages_us(timings), qualities=qualities, ffmpeg_quality=quality

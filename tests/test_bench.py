@@ -23,6 +23,7 @@ from scripts.bench_common import (
     make_row,
     rotated,
     run_rounds,
+    run_rounds_of_parts,
     speed_ratios,
     sum_of,
 )
@@ -54,6 +55,13 @@ def test_a_row_holds_the_median_of_its_rounds(rounds, frames):
 def test_a_ratio_is_ours_over_theirs_in_frames_per_second(ours, theirs, times):
     rows = [make_row("us", "", [timing(ours, 100 * times)]), make_row("them", "", [timing(theirs, 100)])]
     assert speed_ratios(rows, [TARGET]) == {"them": pytest.approx(times * theirs / ours)}
+
+
+def test_a_ratio_is_the_median_of_each_rounds_own():
+    # A machine that becomes ten times as slow in two of three rounds.
+    rounds = {"us": [1.0, 10.0, 20.0], "them": [3.0, 20.0, 30.0]}
+    rows = [make_row(name, "", [timing(each) for each in taken]) for name, taken in rounds.items()]
+    assert speed_ratios(rows, [TARGET]) == {"them": pytest.approx(2.0)}
 
 
 def test_what_was_not_measured_has_no_ratio():
@@ -101,6 +109,18 @@ def test_rounds_take_turns_in_empty_folders_that_are_removed(tmp_path):
     assert [each.seconds for each in timings["b"]] == [2, 3, 6]
     assert set(timings) == {"a", "a again", "b", "b again"}
     assert list(tmp_path.iterdir()) == []
+
+
+def test_the_parts_of_a_round_are_added_up(tmp_path):
+    ran: list[str] = []
+
+    def case(name: str, seconds: float) -> Case:
+        return Case(name, lambda folder: ran.append(name) or {name: timing(seconds, frames=10)})
+
+    parts = [[case("a", 1.0), case("b", 2.0)], [case("a", 4.0), case("b", 8.0)]]
+    timings = run_rounds_of_parts(parts, rounds=2, work_dir=tmp_path)
+    assert ran == ["a", "b", "b", "a", "b", "a", "a", "b"]
+    assert timings == {"a": [timing(5.0, frames=20)] * 2, "b": [timing(10.0, frames=20)] * 2}
 
 
 def test_a_contender_that_fails_leaves_nothing_behind(tmp_path):
