@@ -28,6 +28,10 @@ from pipeline.folder import TimeSource
 TIME_SOURCES: tuple[TimeSource, ...] = ("pts", "dts", "rate")
 """Where times come from, best first."""
 
+# As plain numbers: PyAV asks an enum for its value, which takes 3 us each time.
+_FULL_RANGE = int(ColorRange.JPEG)
+_BICUBIC = int(Interpolation.BICUBIC)
+
 
 @dataclass
 class DecodeErrors:
@@ -288,8 +292,8 @@ class BgrConverter:
             width,
             height,
             format="bgr24",
-            dst_color_range=ColorRange.JPEG,
-            interpolation=Interpolation.BICUBIC,
+            dst_color_range=_FULL_RANGE,
+            interpolation=_BICUBIC,
             threads=1,
         )
         plane = bgr.planes[0]  # which the array keeps alive
