@@ -65,7 +65,7 @@ def decode_planes(jpegs: Sequence[Data], top: int, left: int, height: int, width
         decoded = [_decode_stack(stack, cut, header, rows) for stack in stacks]
         planes = [np.concatenate(parts) for parts in zip(*decoded, strict=True)]
     luma, blue, red = planes
-    return Planes(luma, blue, red, cut.rows.start * cut.layout.tile_height, cut.left)
+    return Planes(luma, blue, red, cut.top, cut.left)
 
 
 def _decode_stack(jpegs: Sequence[Data], cut: Cut, header: bytes, rows: int) -> list[np.ndarray]:

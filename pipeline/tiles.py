@@ -135,7 +135,7 @@ def jpeg_size(data: Data) -> tuple[int, int]:
 
 
 class Cut(NamedTuple):
-    """Which tiles of each frame of a clip a box needs."""
+    """Which tiles of each frame of a clip a box needs, and the pixels that they hold."""
 
     header: bytes
     layout: Layout
@@ -144,36 +144,16 @@ class Cut(NamedTuple):
     """Empty where frames cannot be taken apart."""
     stands_apart: bool
     """Whether pixels of the box do not depend on what lies above and below the tiles."""
+    top: int
+    left: int
+    height: int
+    width: int
+    """Pixels, of the whole frame where it cannot be taken apart."""
 
     @property
     def is_whole(self) -> bool:
         """Whether nothing is cut off, as all tiles are needed or frames cannot be taken apart."""
-        return not self.columns or (len(self.rows), len(self.columns)) == (
-            self.layout.rows,
-            self.layout.columns,
-        )
-
-    @property
-    def top(self) -> int:
-        """First row of pixels."""
-        return 0 if self.is_whole else self.rows.start * self.layout.tile_height
-
-    @property
-    def left(self) -> int:
-        """First column of pixels."""
-        return 0 if self.is_whole else self.columns.start * self.layout.tile_width
-
-    @property
-    def height(self) -> int:
-        """Rows of pixels."""
-        end = self.layout.height
-        return end if self.is_whole else min(self.rows.stop * self.layout.tile_height, end) - self.top
-
-    @property
-    def width(self) -> int:
-        """Columns of pixels."""
-        end = self.layout.width
-        return end if self.is_whole else min(self.columns.stop * self.layout.tile_width, end) - self.left
+        return (self.height, self.width) == (self.layout.height, self.layout.width)
 
 
 def plan_cut(
@@ -188,15 +168,28 @@ def plan_cut(
     # As bytes, which are compared at once; views are compared byte by byte.
     if not all(bytes(jpeg[: len(header)]) == header for jpeg in jpegs):
         _check_sizes(jpegs, layout)
-        return Cut(header, layout, range(0), range(0), False)
+        return Cut(header, layout, range(0), range(0), False, 0, 0, layout.height, layout.width)
     if not layout.columns:
-        return Cut(header, layout, range(0), range(0), False)
+        return Cut(header, layout, range(0), range(0), False, 0, 0, layout.height, layout.width)
     margin = layout.margin if margin is None else margin
     rows = _needed(top, height, margin, layout.tile_height, layout.height)
     columns = _needed(left, width, margin, layout.tile_width, layout.width)
+    first_row, first_column = rows.start * layout.tile_height, columns.start * layout.tile_width
+    end_row = min(rows.stop * layout.tile_height, layout.height)
+    end_column = min(columns.stop * layout.tile_width, layout.width)
     is_clear = margin <= top and top + height + margin <= layout.height
-    is_even = min(rows.stop * layout.tile_height, layout.height) % layout.tile_height == 0
-    return Cut(header, layout, rows, columns, is_clear and is_even)
+    is_even = end_row % layout.tile_height == 0
+    return Cut(
+        header,
+        layout,
+        rows,
+        columns,
+        stands_apart=is_clear and is_even,
+        top=first_row,
+        left=first_column,
+        height=end_row - first_row,
+        width=end_column - first_column,
+    )
 
 
 def _check_sizes(jpegs: Sequence[Data], layout: Layout) -> None:
@@ -262,7 +255,7 @@ def stack_tiles(
     head = _resized_header(header, size_at, height, cut.width)
     parts = bytearray().join([head, *tiles.runs, bytes(padding)])
     # The last tile of a frame ends with an end of image, in place of which the next frame is to follow.
-    ends = len(header) + np.cumsum(tiles.run_bytes.sum(1))
+    ends = len(header) + np.add.accumulate(np.add.reduce(tiles.run_bytes, axis=1))
     codes = np.frombuffer(parts, np.uint8)
     codes[ends - 1] = 0xD0
     codes[ends[-1] - 1] = 0xD9
@@ -338,7 +331,7 @@ def _known_bounds(jpegs: Sequence[Data], cut: Cut) -> np.ndarray | None:
     bounds = np.empty((len(jpegs), tiles + 1), np.int64)
     bounds[:, 0] = len(cut.header)
     bounds[:, 1:] = jpegs.tile_bytes
-    np.cumsum(bounds, axis=1, out=bounds)
+    np.add.accumulate(bounds, axis=1, out=bounds)  # np.cumsum, without its detours
     ends = np.array(jpegs.ends)
     bounds[1:] += ends[:-1, None]
     return bounds if (bounds[:, -1] == ends).all() else None
@@ -346,7 +339,9 @@ def _known_bounds(jpegs: Sequence[Data], cut: Cut) -> np.ndarray | None:
 
 def _end_in_markers(values: np.ndarray, stops: np.ndarray) -> bool:
     """Whether markers end there; only of runs, since every byte that is looked at comes from far away."""
-    return bool((values[stops - 2] == 0xFF).all() and ((values[stops - 1] & 0xF0) == 0xD0).all())
+    before: bytes = values[stops - 2].tobytes()
+    at: bytes = (values[stops - 1] & 0xF0).tobytes()
+    return before.count(0xFF) == len(before) and at.count(0xD0) == len(at)
 
 
 def _find_bounds(jpegs: Sequence[Data], source: np.ndarray, header_bytes: int, layout: Layout) -> np.ndarray:

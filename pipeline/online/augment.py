@@ -65,8 +65,7 @@ class DrawnAugment(NamedTuple):
 
     def shifted(self, top: int, left: int) -> "DrawnAugment":
         """The same for frames that were decoded in part: their first pixel is (top, left) of the whole."""
-        y = self.y._replace(start=self.y.start - top)
-        return self._replace(y=y, x=self.x._replace(start=self.x.start - left))
+        return DrawnAugment(self.y.shifted(top), self.x.shifted(left), self.flip, self.antialias)
 
     @property
     def reduction(self) -> int:

@@ -147,9 +147,13 @@ class Axis(NamedTuple):
         """Whether the source pixels become the output pixels with nothing cut away."""
         return self.skip == 0 and self.step == self.length / self.out
 
+    def shifted(self, first: int) -> "Axis":
+        """The same on pixels of which the first is that one."""
+        return Axis(self.start - first, self.length, self.skip, self.out, self.step)
+
     def halved(self) -> "Axis":
         """The same on chroma of half as many samples, each in the middle of two pixels."""
-        return self._replace(start=self.start // 2, length=-(-self.length // 2), step=self.step / 2)
+        return Axis(self.start // 2, -(-self.length // 2), self.skip, self.out, self.step / 2)
 
     def reduced(self, factor: int, size: int) -> "Axis":
         """The same on pixels decoded at 1 / factor, of which there are `size`; to the nearest of them."""

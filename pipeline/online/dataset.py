@@ -1,5 +1,6 @@
 """A `ClipRef` to a clip, many to a batch: a pure function of manifest, specs and refs."""
 
+import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
@@ -321,7 +322,8 @@ class ClipDataset(Dataset[Clip]):
 
     def _decode_into(self, clip: _Read, out: np.ndarray) -> np.ndarray:
         """Decode each frame once, though a short video may show it more often; cut, resize and mirror."""
-        if (np.diff(clip.indices) > 0).all():
+        indices = clip.indices.tolist()
+        if all(map(operator.lt, indices, indices[1:])):
             self._decode(clip, clip.indices, clip.jpegs, out)
             return out
         shown, first, places = np.unique(clip.indices, return_index=True, return_inverse=True)

@@ -14,7 +14,7 @@ import numpy as np
 
 from pipeline.online.augment import DrawnAugment
 from pipeline.online.crops import Axis
-from pipeline.online.resample import Frames, Memory, resample
+from pipeline.online.resample import Frames, Memory, kept, resample_tensor
 from pipeline.planes import Planes
 
 _FRAMES = 4
@@ -45,7 +45,7 @@ def apply_to_planes(planes: Planes, drawn: DrawnAugment, out: Frames | None = No
 
     Colours as JFIF has them (ITU-R BT.601, full range).
     """
-    y, x = drawn.shifted(planes.top, planes.left)[:2]
+    y, x = drawn.y.shifted(planes.top), drawn.x.shifted(planes.left)
     count, size = len(planes.luma), (len(planes.luma), *drawn.size_hw)
     groups = -(-count // _FRAMES)
     made = _SCRATCH.made.take((3, groups * _FRAMES, *drawn.size_hw))
@@ -73,13 +73,15 @@ def _resampled(planes: Sequence[np.ndarray], y: Axis, x: Axis, antialias: bool) 
     groups = -(-len(planes[0]) // _FRAMES)
     # OpenCV puts planes together in a tenth of the time where their rows follow each other.
     cut = _SCRATCH.cut.take((_FRAMES * groups, y.length, x.length))
-    source = _SCRATCH.source.take((len(planes), groups, y.length, x.length, _FRAMES))
-    for plane, together in zip(planes, source, strict=True):
+    channels = list(cut.reshape(_FRAMES, groups * y.length, x.length))
+    pictures = len(planes) * groups
+    source, source_tensor = _SCRATCH.source.take_pictures((pictures, y.length, x.length, _FRAMES))
+    for plane, together in zip(planes, source.reshape(-1, *channels[0].shape, _FRAMES), strict=True):
         np.copyto(cut[: len(plane)], plane[:, y.start : y.start + y.length, x.start : x.start + x.length])
-        channels = cut.reshape(_FRAMES, groups * y.length, x.length)
-        cv2.merge(list(channels), dst=together.reshape(*channels.shape[1:], _FRAMES))
-    grid = _SCRATCH.grid.take((len(planes) * groups, y.grid, x.grid, _FRAMES))
-    made = resample(source.reshape(-1, *source.shape[2:]), y, x, grid, antialias=antialias)
+        cv2.merge(channels, dst=together)
+    grid, grid_tensor = _SCRATCH.grid.take_pictures((pictures, y.grid, x.grid, _FRAMES))
+    resample_tensor(source_tensor, y, x, grid_tensor, antialias=antialias)
+    made = kept(grid, y, x)
     return made.reshape(len(planes), groups, *made.shape[1:])
 
 

@@ -17,14 +17,25 @@ class Memory:
     """Memory that is used again: new memory costs a page fault, about 0.5 us, for each 4 kB."""
 
     def __init__(self) -> None:
-        self._buffer = np.empty(0, np.uint8)
+        self._grow(0)
 
     def take(self, shape: Sequence[int]) -> Frames:
         """uint8 of a shape, without a value, good until the next call."""
         size = math.prod(shape)
         if len(self._buffer) < size:
-            self._buffer = np.empty(size, np.uint8)
+            self._grow(size)
         return self._buffer[:size].reshape(shape)
+
+    def take_pictures(self, shape: tuple[int, int, int, int]) -> tuple[Frames, torch.Tensor]:
+        """The same of (T, H, W, C), and as torch's kernels take it: (T, C, H, W), channels last."""
+        frames = self.take(shape)
+        count, height, width, channels = shape
+        strides = height * width * channels, 1, width * channels, channels
+        return frames, self._tensor.as_strided((count, channels, height, width), strides)
+
+    def _grow(self, size: int) -> None:
+        self._buffer = np.empty(size, np.uint8)
+        self._tensor = torch.from_numpy(self._buffer)
 
 
 def resample(source: Frames, y: Axis, x: Axis, made: Frames, *, antialias: bool) -> Frames:
@@ -33,8 +44,18 @@ def resample(source: Frames, y: Axis, x: Axis, made: Frames, *, antialias: bool)
     source  uint8 (T, y.length, x.length, C), contiguous or not; of 3 or 4 channels torch's kernels are quick
     made    uint8 (T, y.grid, x.grid, C), contiguous
     """
+    resample_tensor(_as_tensor(source), y, x, _as_tensor(made), antialias=antialias)
+    return kept(made, y, x)
+
+
+def resample_tensor(source: torch.Tensor, y: Axis, x: Axis, made: torch.Tensor, *, antialias: bool) -> None:
+    """The same for uint8 (T, C, H, W), channels last; `made` is filled."""
     kernel = _ANTIALIASED if antialias else _PLAIN
-    kernel(_as_tensor(source), [y.grid, x.grid], False, 1 / y.step, 1 / x.step, out=_as_tensor(made))
+    kernel(source, [y.grid, x.grid], False, 1 / y.step, 1 / x.step, out=made)
+
+
+def kept(made: Frames, y: Axis, x: Axis) -> Frames:
+    """What the axes keep of the grid that was made: a view of (T, y.grid, x.grid, C)."""
     return made[:, y.skip : y.skip + y.out, x.skip : x.skip + x.out]
 
 
