@@ -18,8 +18,10 @@ import tyro
 from pipeline.errors import PipelineError
 
 
-def run(main: Callable[..., int], args: list[str] | None = None) -> None:
+def run(main: Callable[..., int], args: list[str] | None = None, *, resumes: bool = True) -> None:
     """Run a command from its own signature, and exit as every command here does.
+
+    `resumes`: whether it goes on where it was interrupted, which it then says.
 
     0 when all is well, 1 when some videos failed, 2 for a mistake in its use, 130 when
     interrupted, 143 when told to end (SIGTERM, as `timeout` and schedulers send it): what was only
@@ -38,7 +40,8 @@ def run(main: Callable[..., int], args: list[str] | None = None) -> None:
         place = f"{error.filename}: " if error.filename else ""
         status = _complain(f"{place}{error.strerror or error}")
     except KeyboardInterrupt as stop:
-        print("interrupted: what is finished is kept; run the same command again to go on", file=sys.stderr)
+        kept = "what is finished is kept; run the same command again to go on"
+        print(f"interrupted: {kept if resumes else 'nothing is kept of it'}", file=sys.stderr)
         status = 128 + (signal.SIGTERM if isinstance(stop, _Terminated) else signal.SIGINT)
     raise SystemExit(status)
 

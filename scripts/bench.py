@@ -219,4 +219,4 @@ def as_json(result: OfflineResult, ratios: dict[str, float | None]) -> dict[str,
 
 
 if __name__ == "__main__":
-    run(main)
+    run(main, resumes=False)

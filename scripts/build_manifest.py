@@ -206,4 +206,4 @@ def _class_table(rows: list[ClassRow]) -> Iterator[str]:
 
 
 if __name__ == "__main__":
-    run(main)
+    run(main, resumes=False)

@@ -70,4 +70,4 @@ def _as_json(checks: list[Check], verdict: str) -> str:
 
 
 if __name__ == "__main__":
-    run(main)
+    run(main, resumes=False)

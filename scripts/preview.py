@@ -130,4 +130,4 @@ def verdict(num_errors: int, dataset: str) -> str:
 
 
 if __name__ == "__main__":
-    run(main)
+    run(main, resumes=False)

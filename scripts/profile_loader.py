@@ -194,4 +194,4 @@ def _draw(profile: Profile, options: ProfileOptions) -> str:
 
 
 if __name__ == "__main__":
-    run(main)
+    run(main, resumes=False)

@@ -127,4 +127,4 @@ class _Bar:
 
 
 if __name__ == "__main__":
-    run(main)
+    run(main, resumes=False)

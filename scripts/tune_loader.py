@@ -253,4 +253,4 @@ def today() -> str:
 
 
 if __name__ == "__main__":
-    run(main)
+    run(main, resumes=False)

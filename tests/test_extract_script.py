@@ -16,6 +16,7 @@ import pytest
 from pipeline.folder import find_folders
 from pipeline.manifest import read_manifest
 from pipeline.offline.frames import SCRATCH
+from scripts import run
 from tests.videos import write_video
 
 ROOT = Path(__file__).parents[1]
@@ -199,3 +200,13 @@ def test_a_run_that_is_told_to_end_says_how_to_go_on_and_leaves_no_scratch(root,
     assert said == "interrupted: what is finished is kept; run the same command again to go on\n"
     assert not (root / "data" / "tiny" / "frames" / SCRATCH).exists()
     assert frames(root).returncode == 0
+
+
+def test_a_command_that_does_not_go_on_does_not_say_that_it_does(capsys):
+    def main() -> int:
+        raise KeyboardInterrupt
+
+    with pytest.raises(SystemExit) as end:
+        run(main, [], resumes=False)
+    assert end.value.code == 130
+    assert capsys.readouterr().err == "interrupted: nothing is kept of it\n"

@@ -1,6 +1,7 @@
 """One video to one folder: every kind of trouble that a single file can make."""
 
 import subprocess
+import threading
 from fractions import Fraction
 from pathlib import Path
 
@@ -13,8 +14,9 @@ from hypothesis import strategies as st
 
 from pipeline.errors import VideoError
 from pipeline.folder import FrameFolder, parse_frame_name, read_frames_json
+from pipeline.offline import frames as frames_module
 from pipeline.offline import jpeg_folder
-from pipeline.offline.decode import Clock, TimesError
+from pipeline.offline.decode import Clock, TimesError, open_video
 from pipeline.offline.frames import FrameSpec, _Wanted, extract_frames, stored_size
 from tests.videos import read_k, set_display_matrix, write_video
 
@@ -58,6 +60,14 @@ def test_b_frames_in_avi_take_their_times_from_dts(tmp_path):
     frames = extract_frames(write_video(tmp_path / "x.avi", b_frames=2), tmp_path / "out")
     assert frames.time_source == "dts"
     assert frames.start_us == 40_000  # as ffprobe's best-effort timestamps say
+
+
+@pytest.mark.parametrize(("name", "options"), [("x.avi", {"b_frames": 2}), ("x.h264", {"codec": "libx264"})])
+def test_what_has_no_pts_is_decoded_once_all_the_same(tmp_path, monkeypatch, name, options):
+    opened = []
+    monkeypatch.setattr(frames_module, "open_video", lambda path: opened.append(path) or open_video(path))
+    extract_frames(write_video(tmp_path / name, **options), tmp_path / "out")
+    assert len(opened) == 1
 
 
 def test_a_variable_rate_keeps_its_times(tmp_path):
@@ -337,7 +347,7 @@ def test_two_sizes_in_a_stream_are_scaled_to_the_first(tmp_path):
 
 
 def test_memory_and_open_files_stay_flat_over_thousands_of_videos(tmp_path):
-    from pipeline.offline.decode import best_stream, decoded_frames, open_video
+    from pipeline.offline.decode import best_stream, decoded_frames
 
     video = write_video(tmp_path / "x.avi", frames=5)
     process = psutil.Process()
@@ -352,12 +362,32 @@ def test_memory_and_open_files_stay_flat_over_thousands_of_videos(tmp_path):
     assert process.memory_info().rss - before[0] < 10e6
 
 
-def test_a_full_disk_says_so_and_leaves_nothing(tmp_path, small_disk):
+@pytest.mark.parametrize("threads", [0, 1, 3])
+def test_a_full_disk_says_so_and_leaves_nothing(tmp_path, small_disk, threads):
     noise = (np.random.default_rng(k).integers(0, 256, (240, 320, 3), np.uint8) for k in range(60))
     video = write_video(tmp_path / "x.avi", size=(320, 240), pictures=noise)
     with pytest.raises(OSError, match="No space left"):
-        extract_frames(video, small_disk / "out", FrameSpec(quality=95))
+        extract_frames(video, small_disk / "out", FrameSpec(quality=95), threads=threads)
     assert [path.name for path in small_disk.iterdir()] == []
+
+
+@pytest.mark.parametrize("threads", [0, 1, 3])
+def test_a_frame_that_cannot_be_encoded_fails_the_video_whichever_thread_has_it(
+    tmp_path, monkeypatch, threads
+):
+    encode, calls = jpeg_folder.encode_jpeg, iter(range(100))
+
+    def fails_later(*args, **options):
+        if next(calls) == 12:
+            raise ValueError("no such picture")
+        return encode(*args, **options)
+
+    monkeypatch.setattr(jpeg_folder, "encode_jpeg", fails_later)
+    before = threading.active_count()
+    with pytest.raises(VideoError, match="encode: no such picture"):
+        extract_frames(write_video(tmp_path / "x.avi"), tmp_path / "out", threads=threads)
+    assert threading.active_count() == before
+    assert [path.name for path in tmp_path.iterdir()] == ["x.avi"]
 
 
 def test_names_are_not_given_to_a_shell(tmp_path, monkeypatch):
@@ -365,11 +395,11 @@ def test_names_are_not_given_to_a_shell(tmp_path, monkeypatch):
     assert extract_frames(write_video(tmp_path / "$(x).avi", frames=2), tmp_path / "out").num_frames == 2
 
 
-@pytest.mark.parametrize("chunk_bytes", [1, 1 << 20])
+@pytest.mark.parametrize("waiting_bytes", [1, 1 << 20])
 @pytest.mark.parametrize("threads", [1, 3])
-def test_threads_that_encode_change_nothing_on_disk(tmp_path, monkeypatch, threads, chunk_bytes):
-    # A frame a chunk: some are encoded beside, some taken back, some by the thread that decodes.
-    monkeypatch.setattr(jpeg_folder, "_WAITING_BYTES", chunk_bytes)
+def test_threads_that_encode_change_nothing_on_disk(tmp_path, monkeypatch, threads, waiting_bytes):
+    # Few frames may wait: some are encoded beside, some by the thread that decodes.
+    monkeypatch.setattr(jpeg_folder, "_WAITING_BYTES", waiting_bytes)
     video = write_video(tmp_path / "x.avi", b_frames=2)
     alone, beside = (extract_frames(video, tmp_path / str(count), threads=count) for count in (0, threads))
     assert alone == beside

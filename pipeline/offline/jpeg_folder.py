@@ -80,7 +80,7 @@ class JpegFolder:
         """All frames that are not kept yet, in their order."""
 
     def __enter__(self) -> "JpegFolder":
-        self._threads = [Thread(target=self._encode_beside) for _ in range(self._count)]
+        self._threads = [Thread(target=self._encode_beside, daemon=True) for _ in range(self._count)]
         for thread in self._threads:
             thread.start()
         return self
